@@ -1,0 +1,43 @@
+"""Train one network, get an ensemble for free: Snapshot Ensembles for any PyTorch loop."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .ensemble import Ensemble as Ensemble
+    from .ensembler import SnapshotEnsembler as SnapshotEnsembler
+    from .ensembler import fresh_weights as fresh_weights
+    from .ensembler import reset_momentum as reset_momentum
+    from .errors import SnapensError as SnapensError
+    from .schedule import CyclicCosine as CyclicCosine
+    from .schedule import Schedule as Schedule
+    from .schedule import StepDecay as StepDecay
+    from .snapshots import Snapshots as Snapshots
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CyclicCosine": "schedule",
+    "Ensemble": "ensemble",
+    "Schedule": "schedule",
+    "SnapensError": "errors",
+    "SnapshotEnsembler": "ensembler",
+    "Snapshots": "snapshots",
+    "StepDecay": "schedule",
+    "fresh_weights": "ensembler",
+    "reset_momentum": "ensembler",
+}
+
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    # loaded on first use, so that a schedule, or --help, does not wait for torch
+    if name not in _HOMES:
+        raise AttributeError(f"module 'snapens' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

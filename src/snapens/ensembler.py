@@ -1,0 +1,258 @@
+"""SnapshotEnsembler: the one object in the user's training loop."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from .ensemble import Ensemble
+from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
+from .schedule import Schedule
+from .snapshots import Snapshots
+from .weights import layers, refuse_sharded, tensors
+
+log = logging.getLogger("snapens")
+
+
+class SnapshotEnsembler:
+    """Drives the rate along a schedule and keeps a snapshot at each minimum.
+
+    Call `step()` once after every attempted optimizer step. The peak rate of a parameter group is its
+    own `lr` (or `initial_lr`, where a checkpoint or an earlier scheduler left one, as for torch's schedulers).
+
+    - `store`: a path, a `Snapshots`, or None for memory.
+    - `resume`: accept a store that already holds snapshots; `load_state_dict` must then come before `step()`.
+    - `keep`: the module whose state is kept, when it is not the one trained (an EMA copy, updated before `step()`).
+    - `on_restart`: called with this object when a new cycle begins; see `fresh_weights` and `reset_momentum`.
+    - `on_nonfinite`: "raise" at a minimum whose weights hold a NaN or infinity, or "skip" that snapshot.
+    - `drive_lr`: False leaves the rates alone.
+
+    >>> model = nn.Linear(2, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> from snapens import CyclicCosine
+    >>> ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(total_steps=4, cycles=2))
+    >>> for x in torch.randn(4, 8, 2):
+    ...     model(x).square().mean().backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     if (step := ensembler.step()) is not None:
+    ...         print("kept step", step)
+    kept step 2
+    kept step 4
+    >>> ensembler.ensemble(last=2)
+    Ensemble(steps=(2, 4), resident=True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        store: str | PathLike[str] | Snapshots | None = None,
+        resume: bool = False,
+        keep: nn.Module | None = None,
+        on_restart: "Callable[[SnapshotEnsembler], object] | None" = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
+        drive_lr: bool = True,
+    ) -> None:
+        if on_nonfinite not in ("raise", "skip"):
+            raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
+        refuse_sharded(model)
+        _check_owner(model, optimizer)
+        self.model, self.optimizer, self.schedule = model, optimizer, schedule
+        self.snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
+        self._kept = model if keep is None else keep
+        self._on_restart, self._skip, self._drives = on_restart, on_nonfinite == "skip", drive_lr
+        self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
+        self._completed = 0
+        self._group = next(
+            (layer.process_group for layer in layers(model) if isinstance(layer, DistributedDataParallel)), None
+        )
+        self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
+        self._unloaded = bool(self.snapshots.steps)
+        if drive_lr:
+            for group in optimizer.param_groups:
+                group["initial_lr"] = _peak(group)
+            self._set_rates()
+        log.info("%r; peak rates %s", schedule, [group.get("initial_lr") for group in optimizer.param_groups])
+
+    @property
+    def completed(self) -> int:
+        """How many steps are done."""
+        return self._completed
+
+    def step(self) -> int | None:
+        """Count a step and set the next rate; at a minimum commit a snapshot first and return its step.
+
+        A call that fails to commit has counted nothing and can be made again.
+        """
+        if self._unloaded:
+            raise MismatchError(
+                f"store holds the snapshots of steps {self.snapshots.steps}, but this run is at step 0: "
+                "call load_state_dict() with the checkpoint to resume from, or use another store"
+            )
+        if self._completed >= self.schedule.total_steps:
+            raise FinishedError(
+                f"step() must be called at most {self.schedule.total_steps} times (total_steps): plan more in the schedule"
+            )
+        completed = self._completed + 1
+        kept = completed in self._minima and self._commit(completed)
+        self._completed = completed
+        if self._drives:
+            self._set_rates()
+        if self._on_restart is not None and completed in self._restarts:
+            self._on_restart(self)
+        return completed if kept else None
+
+    def ensemble(self, **options: Any) -> Ensemble:
+        """The ensemble of the snapshots so far; `options` are those of `Ensemble`, `last=` first of all."""
+        if self.snapshots.path is None and self._rank != 0:
+            raise ArgumentError(
+                "store must be a folder for an ensemble on every rank: in memory, only rank 0 has the snapshots"
+            )
+        return Ensemble(self.snapshots, self._kept, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The completed count, the schedule, the store's identity and, of a memory store, its snapshots.
+
+        Plain values and tensors only. Model, optimizer and random state are the user's to save.
+        """
+        store = self.snapshots
+        held = store.steps if store.path is None else ()
+        return {
+            "completed": self._completed,
+            "schedule": _description(self.schedule),
+            "store": store.identity,
+            "steps": list(store.steps),
+            "snapshots": {step: {name: entry.read() for name, entry in store.entries(step).items()} for step in held},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to the step of a checkpoint; snapshots taken after it are replaced as training reaches them again."""
+        if state["schedule"] != _description(self.schedule):
+            raise MismatchError(
+                f"schedule must be that of the checkpoint, {state['schedule']}, got {_description(self.schedule)}"
+            )
+        self._on_rank_0(lambda: self._restore(state))
+        self._completed, self._unloaded = state["completed"], False
+        if self._drives:
+            for group in self.optimizer.param_groups:
+                group["initial_lr"] = _peak(group)
+            self._set_rates()
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        store = self.snapshots
+        if state["store"] != store.identity:
+            raise MismatchError(
+                f"store must be that of the checkpoint (run {state['store']}), got {store} of run {store.identity}"
+            )
+        if store.path is None:
+            store.rewind(0)
+            for step, held in state["snapshots"].items():
+                store.commit(step, held)
+        elif lost := sorted(set(state["steps"]) - set(store.steps)):
+            raise MismatchError(
+                f"store must hold the checkpoint's snapshots, but {store} lost those of steps {lost}: restore the folder"
+            )
+        store.rewind(state["completed"])
+
+    def _commit(self, step: int) -> bool:
+        try:
+            self._on_rank_0(lambda: self.snapshots.commit(step, tensors(self._kept)))
+        except NonFiniteError as error:
+            if not self._skip:
+                raise
+            log.warning("no snapshot is kept at step %d: %s", step, error)
+            return False
+        return True
+
+    def _set_rates(self) -> None:
+        factor = self.schedule(self._completed)
+        for group in self.optimizer.param_groups:
+            if "initial_lr" not in group:  # a group added on the way
+                group["initial_lr"] = _peak(group)
+            rate = group["initial_lr"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._group is None else dist.get_rank(self._group)
+
+    def _on_rank_0(self, action: Callable[[], object]) -> None:
+        """Under DDP rank 0 alone acts, and an error of its is raised on all; elsewhere, just act."""
+        if self._group is None:
+            action()
+            return
+        outcome: list[Exception | None] = [None]
+        if self._rank == 0:
+            try:
+                action()
+            except Exception as error:
+                outcome = [error]
+        dist.broadcast_object_list(outcome, src=dist.get_global_rank(self._group, 0), group=self._group)
+        if outcome[0] is not None:
+            raise outcome[0]
+
+
+def reset_momentum(ensembler: SnapshotEnsembler) -> None:
+    """For `on_restart`: forget the optimizer's state (momentum, moments, counts), as after its construction."""
+    ensembler.optimizer.state.clear()
+
+
+def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembler], None]:
+    """For `on_restart`: begin each cycle with the weights of a new `factory()` and a fresh optimizer state.
+
+    This makes the paper's SingleCycle ensemble. Under DDP all ranks take those of rank 0.
+    """
+
+    def restart(ensembler: SnapshotEnsembler) -> None:
+        fresh, live = tensors(factory()), tensors(ensembler.model)
+        if {name: tensor.shape for name, tensor in fresh.items()} != {
+            name: tensor.shape for name, tensor in live.items()
+        }:
+            raise MismatchError("factory must build the architecture of the model that is trained, got other tensors")
+        group = ensembler._group
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(fresh[name])
+                if group is not None:
+                    dist.broadcast(tensor, src=dist.get_global_rank(group, 0), group=group)
+        reset_momentum(ensembler)
+
+    return restart
+
+
+def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:
+    owned = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in owned for group in optimizer.param_groups for parameter in group["params"]):
+        raise ArgumentError(
+            "optimizer must hold parameters of model, got one that holds none of them: build it from model.parameters()"
+        )
+
+
+def _peak(group: dict[str, Any]) -> float:
+    peak = float(group.get("initial_lr", group["lr"]))
+    if not 0 < peak < math.inf:
+        raise ArgumentError(f"lr must be a finite number greater than 0 in every parameter group, got {peak}")
+    return peak
+
+
+def _description(schedule: Schedule) -> str:
+    # a plain object's repr is an address, which no other process has
+    return (
+        repr(schedule)
+        if is_dataclass(schedule)
+        else f"{type(schedule).__name__} with snapshot_steps={schedule.snapshot_steps}"
+    )

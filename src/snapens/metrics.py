@@ -1,0 +1,148 @@
+"""What predictions are worth, as numbers, computed in float64.
+
+Probabilities are arrays or CPU tensors of (…, examples, classes): (examples, classes) gives one number,
+(members, examples, classes) one a member. Labels are (examples,) class indices. Errors are fractions, not percent.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import ArgumentError
+
+Floats = NDArray[np.float64]
+
+
+def error(probabilities: ArrayLike, labels: ArrayLike) -> Any:
+    """The share of examples whose most probable class is wrong.
+
+    >>> float(error([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1]))
+    0.5
+    """
+    p, y = _checked(probabilities, labels)
+    return np.mean(p.argmax(-1) != y, axis=-1)
+
+
+def nll(probabilities: ArrayLike, labels: ArrayLike) -> Any:
+    """The mean negative log-likelihood of the labels, in nats; a probability of 0 counts as the least normal float32.
+
+    >>> round(float(nll([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
+    0.5108
+    """
+    return -np.mean(np.log(np.maximum(_of_label(*_checked(probabilities, labels)), np.finfo(np.float32).tiny)), axis=-1)
+
+
+def brier(probabilities: ArrayLike, labels: ArrayLike) -> Any:
+    """The mean over examples of the squared distance from the one-hot label, summed over classes (0 to 2).
+
+    >>> round(float(brier([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
+    0.37
+    """
+    p, y = _checked(probabilities, labels)
+    return np.mean(np.square(p).sum(-1) - 2 * _of_label(p, y) + 1, axis=-1)
+
+
+def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> Any:
+    """The expected calibration error: |accuracy − confidence| in equal bins of confidence, weighted by their examples.
+
+    >>> round(float(ece([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
+    0.35
+    """
+    p, y = _checked(probabilities, labels)
+    if bins < 1:
+        raise ArgumentError(f"bins must be at least 1, got {bins}")
+    confidence, right = p.max(-1), p.argmax(-1) == y
+    bin_of = np.clip(np.ceil(confidence * bins) - 1, 0, bins - 1)
+    gaps = [np.abs(np.where(bin_of == k, right - confidence, 0).sum(-1)) for k in range(bins)]
+    return np.sum(gaps, axis=0) / y.size
+
+
+def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: float) -> Any:
+    """The accuracy on the most confident share of the examples (at least one); ties are taken in order.
+
+    >>> float(accuracy_at_coverage([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1], coverage=0.5))
+    1.0
+    """
+    p, y = _checked(probabilities, labels)
+    if not 0 < coverage <= 1:
+        raise ArgumentError(f"coverage must be more than 0 and at most 1, got {coverage}")
+    order = np.argsort(-p.max(-1), axis=-1, kind="stable")
+    right = np.take_along_axis(p.argmax(-1) == y, order, axis=-1)
+    return right[..., : max(1, round(coverage * y.size))].mean(-1)
+
+
+def correlation(members: ArrayLike) -> Floats:
+    """(members, members): the Pearson correlation of two members' softmax over examples × classes (Figure 6).
+
+    >>> correlation([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]]).round(4)
+    array([[1.    , 0.8437],
+           [0.8437, 1.    ]])
+    """
+    p = _members(members)
+    return np.atleast_2d(np.corrcoef(p.reshape(len(p), -1)))
+
+
+def disagreement(members: ArrayLike) -> Floats:
+    """(members, members): the share of examples on which two members choose different classes.
+
+    >>> disagreement([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]])
+    array([[0. , 0.5],
+           [0.5, 0. ]])
+    """
+    votes = _members(members).argmax(-1)
+    shares: Floats = np.mean(votes[:, None] != votes[None], axis=-1)
+    return shares
+
+
+def mutual_information(members: ArrayLike) -> Floats:
+    """(examples,): entropy of the mean less the mean entropy, in nats: what the members know and do not share.
+
+    >>> mutual_information([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]).round(4)
+    array([0.6931, 0.    ])
+    """
+    p = _members(members)
+    information: Floats = np.maximum(_entropy(p.mean(0)) - _entropy(p).mean(0), 0)
+    return information
+
+
+def _entropy(p: Floats) -> Floats:
+    entropy: Floats = -np.sum(p * np.log(p, where=p > 0, out=np.zeros_like(p)), axis=-1)
+    return entropy
+
+
+def _of_label(p: Floats, y: NDArray[np.int64]) -> Floats:
+    chosen: Floats = np.take_along_axis(p, np.broadcast_to(y, p.shape[:-1])[..., None], axis=-1)[..., 0]
+    return chosen
+
+
+def _members(members: ArrayLike) -> Floats:
+    p = _probabilities(members)
+    if p.ndim != 3:
+        raise ArgumentError(f"members must be (members, examples, classes), got the shape {p.shape}")
+    return p
+
+
+def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
+    p, y = _probabilities(probabilities), np.asarray(labels)
+    if p.ndim < 2 or y.shape != (p.shape[-2],):
+        raise ArgumentError(f"labels must be one a row of (…, examples, classes) {p.shape}, got the shape {y.shape}")
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= p.shape[-1]:
+        raise ArgumentError(
+            f"labels must be whole numbers from 0 to {p.shape[-1] - 1}, got {y.dtype} {y.min()} to {y.max()}"
+        )
+    return p, y.astype(np.int64)
+
+
+def _probabilities(values: ArrayLike) -> Floats:
+    p = np.asarray(values, dtype=np.float64)
+    if p.size == 0 or p.ndim < 2:
+        raise ArgumentError(
+            f"probabilities must be (…, examples, classes) with at least one example, got the shape {p.shape}"
+        )
+    if not (p.min() >= 0 and np.abs(p.sum(-1) - 1).max() < 1e-2):
+        raise ArgumentError(
+            "probabilities must be at least 0 and sum to 1 over the last axis, "
+            f"got {p.min():.4g} to {p.max():.4g}: apply a softmax to logits first"
+        )
+    return p

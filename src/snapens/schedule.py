@@ -1,0 +1,183 @@
+"""Learning-rate schedules: a pure function from a step to a factor on each group's own rate."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from .errors import ArgumentError
+
+
+class Schedule(ABC):
+    """A factor for every step, and the steps after which a snapshot is taken.
+
+    `schedule(step)` is the factor for the step that follows `step` completed ones.
+    A schedule of your own derives from this class and needs the two attributes and two methods below.
+    """
+
+    total_steps: int
+    """T: how many optimizer steps there are."""
+    snapshot_steps: tuple[int, ...]
+    """Take a snapshot when this many steps are completed; ascending, the last is `total_steps`."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """The factor on the peak rate, for a step counted from 0."""
+
+    @property
+    @abstractmethod
+    def restart_steps(self) -> tuple[int, ...]:
+        """The steps that begin a new cycle, the first cycle apart."""
+
+    def table(self, lr: float = 1.0) -> str:
+        """What will happen, one line a snapshot: where it starts, where it is taken, and the rates there."""
+        lines = [f"{'snapshot':>8} {'first step':>10} {'its rate':>10} {'last step':>10} {'its rate':>10}"]
+        for k, end in enumerate(self.snapshot_steps):
+            first, last = self.snapshot_steps[k - 1] if k else 0, end - 1
+            lines.append(f"{k + 1:>8} {first:>10} {lr * self(first):>10.4g} {last:>10} {lr * self(last):>10.4g}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CyclicCosine(Schedule):
+    """The paper's equation 2: `cycles` cosines from 1 down to `min_factor`, a snapshot at the end of each.
+
+    A cycle has `ceil(T / M)` steps; warm-up steps count inside T and the cycles divide what is left.
+
+    >>> schedule = CyclicCosine(total_steps=12, cycles=3)
+    >>> schedule
+    CyclicCosine(total_steps=12, cycles=3, warmup_steps=0, min_factor=0.0, snapshot_steps=(4, 8, 12))
+    >>> [round(schedule(step), 3) for step in range(5)]
+    [1.0, 0.854, 0.5, 0.146, 1.0]
+    >>> print(schedule.table(lr=0.1))
+    snapshot first step   its rate  last step   its rate
+           1          0        0.1          3    0.01464
+           2          4        0.1          7    0.01464
+           3          8        0.1         11    0.01464
+    """
+
+    total_steps: int
+    cycles: int
+    _: KW_ONLY
+    warmup_steps: int = 0
+    min_factor: float = 0.0
+    snapshot_steps: tuple[int, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps = _spaced(self.total_steps, "cycles", self.cycles, self.warmup_steps)
+        _require(0 <= self.min_factor < 1, "min_factor", "be at least 0 and less than 1", self.min_factor)
+        object.__setattr__(self, "snapshot_steps", steps)
+
+    @property
+    def steps_per_cycle(self) -> int:
+        """`ceil(T / M)`; the last cycle may be up to a tenth shorter."""
+        return self.snapshot_steps[0] - self.warmup_steps
+
+    @property
+    def restart_steps(self) -> tuple[int, ...]:
+        """The steps at which the rate jumps back to its peak."""
+        return self.snapshot_steps[:-1]
+
+    def __call__(self, step: int) -> float:
+        """The factor on the peak rate, for a step counted from 0."""
+        _require(step >= 0, "step", "be at least 0", step)
+        # 1. warm-up: a straight line that reaches the peak with the first step of the first cycle
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        # 2. after the last step the rate stays at its minimum
+        if step >= self.total_steps:
+            return self.min_factor
+        # 3. eq. 2 counts t from 1; step counts from 0
+        cycle = self.steps_per_cycle
+        cosine = (math.cos(math.pi * ((step - self.warmup_steps) % cycle) / cycle) + 1) / 2
+        return self.min_factor + (1 - self.min_factor) * cosine
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """The standard schedule: the factor is multiplied by `gamma` at each milestone (a share of T).
+
+    `snapshots` of them, spaced as `CyclicCosine` spaces its cycles, make the paper's NoCycle ensemble.
+
+    >>> schedule = StepDecay(total_steps=100, snapshots=5)
+    >>> schedule.snapshot_steps
+    (20, 40, 60, 80, 100)
+    >>> [round(schedule(step), 6) for step in (0, 49, 50, 74, 75, 99)]
+    [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    """
+
+    total_steps: int
+    snapshots: int = 1
+    _: KW_ONLY
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    gamma: float = 0.1
+    warmup_steps: int = 0
+    snapshot_steps: tuple[int, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps = _spaced(self.total_steps, "snapshots", self.snapshots, self.warmup_steps)
+        _require(0 < self.gamma <= 1, "gamma", "be more than 0 and at most 1", self.gamma)
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        _require(
+            all(0 < share < 1 for share in self.milestones),
+            "milestones",
+            "be shares of T, each between 0 and 1",
+            self.milestones,
+        )
+        object.__setattr__(self, "snapshot_steps", steps)
+
+    @property
+    def restart_steps(self) -> tuple[int, ...]:
+        """None: the rate never rises again."""
+        return ()
+
+    def __call__(self, step: int) -> float:
+        """The factor on the peak rate, for a step counted from 0."""
+        _require(step >= 0, "step", "be at least 0", step)
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        return self.gamma ** sum(step >= share * self.total_steps for share in self.milestones)
+
+
+def _spaced(total_steps: int, name: str, count: int, warmup_steps: int) -> tuple[int, ...]:
+    """The completed steps that end each of `count` cycles of `ceil` length after the warm-up."""
+    for argument, value, least in (
+        ("total_steps", total_steps, 1),
+        (name, count, 1),
+        ("warmup_steps", warmup_steps, 0),
+    ):
+        _require(isinstance(value, int) and value >= least, argument, f"be an int of at least {least}", value)
+    if not _fits(total_steps, count, warmup_steps):
+        total = _nearest(total_steps, lambda other: _fits(other, count, warmup_steps))
+        fitting = f"take total_steps={total}"
+        if total_steps > warmup_steps:
+            fitting += f" or {name}={_nearest(count, lambda other: _fits(total_steps, other, warmup_steps))}"
+        raise ArgumentError(
+            f"total_steps less warmup_steps must hold {name} equal cycles, the last of at least 90 % of their length; "
+            f"got total_steps={total_steps}, {name}={count}, warmup_steps={warmup_steps}: {fitting}"
+        )
+    cycle = -(-(total_steps - warmup_steps) // count)
+    return (*(warmup_steps + k * cycle for k in range(1, count)), total_steps)
+
+
+def _fits(total_steps: int, count: int, warmup_steps: int) -> bool:
+    if count < 1 or total_steps - warmup_steps < count:
+        return False
+    cycle = -(-(total_steps - warmup_steps) // count)
+    last = total_steps - warmup_steps - (count - 1) * cycle
+    return 10 * last >= 9 * cycle
+
+
+def _nearest(value: int, fits: Callable[[int], bool]) -> int:
+    distance = 1
+    while True:
+        for other in (value + distance, value - distance):
+            if fits(other):
+                return other
+        distance += 1
+
+
+def _require(rule: bool, argument: str, must: str, value: Any) -> None:
+    if not rule:
+        raise ArgumentError(f"{argument} must {must}, got {value!r}")

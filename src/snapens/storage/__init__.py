@@ -1,0 +1,1 @@
+"""How snapshots lie on a disk: durable files, the tensor format, the manifest, the folder."""

@@ -1,0 +1,148 @@
+"""Snapshots in a folder: one file each, and a manifest that is the only word on which of them exist."""
+
+import logging
+import secrets
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from ..errors import DamagedError, SnapensError, StoreError
+from . import durable, tensorfile
+from .manifest import Manifest, Record
+from .tensorfile import Stored
+
+log = logging.getLogger("snapens")
+
+
+class Folder:
+    """`manifest.json` and `snapshots/` inside a run folder; opening one to read creates nothing.
+
+    A commit writes the snapshot's file, sets the manifest aside, replaces it, and only then removes
+    what no manifest names: whatever interrupts it, one manifest stands and all that it names is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = path / "snapshots"
+        self._lock: durable.WriterLock | None = None
+        self._written: Manifest | None = None  # a writer's own; readers look at the disk each time
+        self._known: dict[str, dict[str, Stored]] = {}  # files whose digest was checked, or written here
+
+    def open_to_write(self, resume: bool) -> None:
+        """Become the folder's one writer; a folder that holds snapshots only on `resume`."""
+        if self._lock is not None:
+            return
+        manifest = self.path / "manifest.json"
+        try:
+            self._files.mkdir(parents=True, exist_ok=True)
+            self._lock = durable.WriterLock(self.path / "writer.lock")
+            current = Manifest.read(manifest) if manifest.exists() else Manifest(uuid.uuid4().hex)
+            if current.snapshots and not resume:
+                raise StoreError(
+                    f"store must be a folder without snapshots, got {self.path}, which holds those of steps "
+                    f"{', '.join(map(str, _steps(current)))}: choose another, or resume=True to go on with that run"
+                )
+            durable.publish(manifest, [current.dumps()])
+        except OSError as error:
+            self.close()
+            raise StoreError(
+                f"store must be a folder that can be written, got {self.path} ({error}): choose another"
+            ) from error
+        except SnapensError:
+            self.close()
+            raise
+        self._written = current
+
+    def close(self) -> None:
+        """Let another writer have the folder; reading goes on."""
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = self._written = None
+
+    @property
+    def identity(self) -> str:
+        """The run that the folder belongs to."""
+        return self._manifest.run
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps of the committed snapshots, ascending."""
+        return _steps(self._manifest)
+
+    def entries(self, step: int) -> dict[str, Stored]:
+        """Where each tensor of a snapshot lies; the first look at a file checks its digest."""
+        manifest = self._manifest
+        record = next(record for record in manifest.snapshots if record.step == step)
+        found = dict(self._file(manifest, record.file))
+        try:
+            found |= {name: self._file(manifest, file)[key] for name, (file, key) in record.shared.items()}
+        except KeyError as error:
+            raise DamagedError(
+                f"{self.path}: step {step} needs a tensor {error} that its file does not hold; restore the folder"
+            ) from error
+        return found
+
+    def append(
+        self, step: int, own: Mapping[str, Tensor], shared: Mapping[str, Stored], tied: Mapping[str, str]
+    ) -> None:
+        """Commit a snapshot: tensors of its own, tensors that lie in earlier files, names tied to other names."""
+        base = self._writable
+        file = f"step-{step:09d}-{secrets.token_hex(6)}.safetensors"  # never used before in this folder
+        elsewhere = {name: (stored.path.name, stored.name) for name, stored in shared.items()}
+        elsewhere |= {name: elsewhere.get(first, (file, first)) for name, first in tied.items()}
+        try:
+            digest = durable.publish(self._files / file, tensorfile.encode(own))
+            committed = base.adding(Record(step, file, elsewhere), digest)
+            durable.publish(self.path / "manifest.previous.json", [base.dumps()])
+            durable.publish(self.path / "manifest.json", [committed.dumps()])
+        except OSError as error:
+            raise StoreError(
+                f"the snapshot of step {step} could not be written to {self.path} ({error}); "
+                "the earlier ones are intact: make room or repair the folder, then call again"
+            ) from error
+        self._written = committed
+        self._known[file] = tensorfile.entries(self._files / file)
+        self._sweep(committed)
+
+    def rewind(self, step: int) -> None:
+        """Forget the snapshots after `step`; their files go with the next commit. Those that stay are checked."""
+        self._written = self._writable.upto(step)
+        for kept in self.steps:
+            self.entries(kept)
+
+    @property
+    def _manifest(self) -> Manifest:
+        return self._written or Manifest.read(self.path / "manifest.json")
+
+    @property
+    def _writable(self) -> Manifest:
+        if self._written is None:
+            raise StoreError(
+                f"{self.path} is open to read only: let a SnapshotEnsembler write to it, or call open_to_write()"
+            )
+        return self._written
+
+    def _file(self, manifest: Manifest, name: str) -> dict[str, Stored]:
+        if name not in self._known:
+            path = self._files / name
+            if not path.exists():
+                raise DamagedError(f"{path} is named by the manifest but is not there: restore the file")
+            if (found := durable.digest(path)) != manifest.files[name]:
+                what = "truncated or altered" if found.bytes != manifest.files[name].bytes else "altered"
+                raise DamagedError(f"{path} must have the SHA-256 in the manifest, but it was {what}: restore the file")
+            self._known[name] = tensorfile.entries(path)
+        return self._known[name]
+
+    def _sweep(self, manifest: Manifest) -> None:
+        for path in self._files.glob("step-*.safetensors*"):
+            if path.name not in manifest.files:
+                try:
+                    path.unlink()
+                except OSError as error:  # the commit stands; what is left over only takes room
+                    log.warning("%s is no longer needed and could not be removed: %s", path, error)
+
+
+def _steps(manifest: Manifest) -> tuple[int, ...]:
+    return tuple(record.step for record in manifest.snapshots)

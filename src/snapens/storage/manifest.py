@@ -1,0 +1,131 @@
+"""The manifest of a folder of snapshots: strict JSON in, strict JSON out."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import DamagedError, StoreError
+from .durable import Digest
+
+FORMAT = 1
+_SIZE_LIMIT = 1 << 28
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One snapshot: its completed step, the file it wrote, and the tensors that lie elsewhere.
+
+    `shared` maps a name to (file, name in that file): what equals the snapshot before it, and
+    what is tied to another name of its own.
+    """
+
+    step: int
+    file: str
+    shared: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The identity of a run, the files of its snapshots, and the snapshots in the order of their steps."""
+
+    run: str
+    files: dict[str, Digest] = field(default_factory=dict)
+    snapshots: tuple[Record, ...] = ()
+
+    def upto(self, step: int) -> "Manifest":
+        """Without the snapshots after `step`, and without the files that only they need."""
+        kept = tuple(record for record in self.snapshots if record.step <= step)
+        named = {record.file for record in kept}
+        return Manifest(self.run, {name: digest for name, digest in self.files.items() if name in named}, kept)
+
+    def adding(self, record: Record, digest: Digest) -> "Manifest":
+        """With one more snapshot."""
+        return Manifest(self.run, {**self.files, record.file: digest}, (*self.snapshots, record))
+
+    def dumps(self) -> bytes:
+        """As strict JSON."""
+        content = {
+            "format": FORMAT,
+            "run": self.run,
+            "files": {name: digest._asdict() for name, digest in self.files.items()},
+            "snapshots": [vars(record) for record in self.snapshots],
+        }
+        return json.dumps(content, indent=1, allow_nan=False).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Read and check a manifest; what it names is inside its folder."""
+        try:
+            if path.stat().st_size > _SIZE_LIMIT:
+                raise ValueError(f"larger than {_SIZE_LIMIT} bytes")
+            content = json.loads(path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+            found = content["format"]
+            if isinstance(found, int) and found > FORMAT:
+                raise StoreError(
+                    f"{path} must have format {FORMAT} or older to be read here, got {found}: install a newer snapens"
+                )
+            if found != FORMAT:
+                raise ValueError(f"format {found!r}")
+            return _checked(content)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"store must be a folder that holds {path.name}, got {path.parent}: check the path"
+            ) from error
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise DamagedError(
+                f"{path} must be a manifest as snapens wrote it, got {reason}; "
+                f"{path.with_suffix('').name}.previous.json beside it is the one before: copy it over this one"
+            ) from error
+
+
+def _checked(content: dict[str, Any]) -> Manifest:
+    _demand(set(content) == {"format", "run", "files", "snapshots"}, "its keys")
+    _demand(
+        isinstance(content["run"], str)
+        and isinstance(content["files"], dict)
+        and isinstance(content["snapshots"], list),
+        "its types",
+    )
+    files = {}
+    for name, digest in content["files"].items():
+        _demand(_PLAIN.fullmatch(name) is not None, f"the file name {name!r}")
+        files[name] = Digest(**digest)
+        _demand(
+            isinstance(files[name].bytes, int) and _HEX.fullmatch(files[name].sha256) is not None,
+            f"the digest of {name!r}",
+        )
+    records: list[Record] = []
+    for raw in content["snapshots"]:
+        shared = {name: (file, key) for name, (file, key) in raw["shared"].items()}
+        record = Record(raw["step"], raw["file"], shared)
+        _demand(
+            isinstance(record.step, int) and (records[-1].step if records else 0) < record.step,
+            f"the step {record.step!r}",
+        )
+        allowed = {record.file, *(earlier.file for earlier in records)}
+        _demand(
+            allowed <= set(files) and {file for file, _ in shared.values()} <= allowed,
+            f"the files of step {record.step}",
+        )
+        records.append(record)
+    return Manifest(content["run"], files, tuple(records))
+
+
+def _demand(rule: bool, what: str) -> None:
+    if not rule:
+        raise ValueError(f"{what} cannot be right")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    _demand(len(content) == len(pairs), "a key that stands twice")
+    return content
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,65 @@
+"""The tensors of a module under their plain names, whatever is wrapped around it."""
+
+import sys
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from .errors import ArgumentError
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside `torch.compile`, DDP, `DataParallel` and `AveragedModel`, told by their types."""
+    for inner in layers(module):
+        module = inner
+    return module
+
+
+def layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The module and what it wraps, outermost first."""
+    yield module
+    while attribute := _inside(module):
+        module = getattr(module, attribute)
+        yield module
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Name -> live parameter or buffer of the unwrapped module; compiled children leave no trace in the names."""
+    module = unwrap(module)
+    state = module.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentError(
+                f"model must have only tensors in its state_dict, got {name!r}, a {type(value).__name__}: keep it elsewhere"
+            )
+    for name, child in reversed(list(module.named_modules())):  # a child before its parent
+        if attribute := _inside(child):
+            prefix = f"{name}.{attribute}."
+            state = {
+                f"{name}.{key.removeprefix(prefix)}" if key.startswith(prefix) else key: value
+                for key, value in state.items()
+            }
+    return state
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """FSDP spreads each tensor over the ranks; a snapshot of one rank would be a fragment."""
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if any(isinstance(child, fsdp) for child in module.modules()) or any(
+        isinstance(p, sharded) for p in module.parameters()
+    ):
+        raise ArgumentError(
+            "model must not be sharded, got one under FSDP, which is not supported yet: train it with DDP"
+        )
+
+
+def _inside(module: nn.Module) -> str | None:
+    """The attribute under which a wrapper keeps its module; None for any other module."""
+    # importing the compiler takes a second, and who has not imported it has compiled nothing
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    if isinstance(module, compiled):
+        return "_orig_mod"
+    return "module" if isinstance(module, (DistributedDataParallel, DataParallel, AveragedModel)) else None
