@@ -102,7 +102,7 @@ class SnapshotEnsembler:
             )
         if self._completed >= self.schedule.total_steps:
             raise FinishedError(
-                f"step() must be called at most {self.schedule.total_steps} times (total_steps): plan more in the schedule"
+                f"step() must be called at most total_steps={self.schedule.total_steps} times: plan more of them"
             )
         completed = self._completed + 1
         kept = completed in self._minima and self._commit(completed)
@@ -161,7 +161,7 @@ class SnapshotEnsembler:
                 store.commit(step, held)
         elif lost := sorted(set(state["steps"]) - set(store.steps)):
             raise MismatchError(
-                f"store must hold the checkpoint's snapshots, but {store} lost those of steps {lost}: restore the folder"
+                f"store must hold the checkpoint's snapshots, but {store} lost steps {lost}: restore the folder"
             )
         store.rewind(state["completed"])
 

@@ -154,7 +154,7 @@ def _spaced(total_steps: int, name: str, count: int, warmup_steps: int) -> tuple
         if total_steps > warmup_steps:
             fitting += f" or {name}={_nearest(count, lambda other: _fits(total_steps, other, warmup_steps))}"
         raise ArgumentError(
-            f"total_steps less warmup_steps must hold {name} equal cycles, the last of at least 90 % of their length; "
+            "total_steps must hold M parts of ceil(T / M) steps after the warm-up, the last at least 90 % of that; "
             f"got total_steps={total_steps}, {name}={count}, warmup_steps={warmup_steps}: {fitting}"
         )
     cycle = -(-(total_steps - warmup_steps) // count)

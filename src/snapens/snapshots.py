@@ -102,7 +102,7 @@ class Snapshots:
         if bad := [name for name, tensor in kept.items() if not _finite(tensor)]:
             raise NonFiniteError(
                 f"weights must be finite to be kept, got NaN or infinity at step {step} in {_listed(bad)}: "
-                "lower the rate or clip the gradient; register a buffer that is infinite by design with persistent=False"
+                "lower the rate or clip the gradient; register a buffer that is so by design with persistent=False"
             )
         before = self._store.entries(last) if last else {}
         shared = {name: before[name] for name, tensor in kept.items() if name in before and before[name].holds(tensor)}
@@ -114,7 +114,7 @@ class Snapshots:
         self._store.rewind(step)
 
     def __repr__(self) -> str:
-        return f"Snapshots({'in memory' if self.path is None else str(self.path)!r})"
+        return f"Snapshots({'' if self.path is None else repr(str(self.path))})"
 
     def _prepared(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()

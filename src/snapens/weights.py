@@ -32,7 +32,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise ArgumentError(
-                f"model must have only tensors in its state_dict, got {name!r}, a {type(value).__name__}: keep it elsewhere"
+                f"model must have only tensors in its state_dict, got {type(value).__name__} {name!r}: keep it apart"
             )
     for name, child in reversed(list(module.named_modules())):  # a child before its parent
         if attribute := _inside(child):

@@ -94,6 +94,7 @@ class Folder:
         elsewhere |= {name: elsewhere.get(first, (file, first)) for name, first in tied.items()}
         try:
             digest = durable.publish(self._files / file, tensorfile.encode(own))
+            self._known[file] = tensorfile.entries(self._files / file)
             committed = base.adding(Record(step, file, elsewhere), digest)
             durable.publish(self.path / "manifest.previous.json", [base.dumps()])
             durable.publish(self.path / "manifest.json", [committed.dumps()])
@@ -103,7 +104,6 @@ class Folder:
                 "the earlier ones are intact: make room or repair the folder, then call again"
             ) from error
         self._written = committed
-        self._known[file] = tensorfile.entries(self._files / file)
         self._sweep(committed)
 
     def rewind(self, step: int) -> None:
@@ -136,12 +136,12 @@ class Folder:
         return self._known[name]
 
     def _sweep(self, manifest: Manifest) -> None:
-        for path in self._files.glob("step-*.safetensors*"):
-            if path.name not in manifest.files:
-                try:
+        try:
+            for path in self._files.glob("step-*.safetensors*"):
+                if path.name not in manifest.files:
                     path.unlink()
-                except OSError as error:  # the commit stands; what is left over only takes room
-                    log.warning("%s is no longer needed and could not be removed: %s", path, error)
+        except OSError as error:  # the commit stands; what is left over only takes room, until the next one
+            log.warning("files in %s that are no longer needed could not be removed: %s", self._files, error)
 
 
 def _steps(manifest: Manifest) -> tuple[int, ...]:

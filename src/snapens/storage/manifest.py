@@ -75,7 +75,7 @@ class Manifest:
             raise StoreError(
                 f"store must be a folder that holds {path.name}, got {path.parent}: check the path"
             ) from error
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise DamagedError(
                 f"{path} must be a manifest as snapens wrote it, got {reason}; "

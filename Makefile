@@ -1,0 +1,29 @@
+# Every target sets up what it needs in .venv; PYTHON=python3.12 make test chooses another interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+# spinning OpenMP threads cost tenfold on a busy machine
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: test test-long lint docs bench
+
+test: lint
+	$(BIN)/pytest
+
+test-long: lint
+	$(BIN)/pytest -m ""
+
+lint: .venv/.ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+docs: .venv/.ready
+	$(BIN)/mkdocs build --strict
+
+bench: .venv/.ready
+	$(BIN)/python bench/core.py
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,docs]"
+	touch $@

@@ -1,0 +1,60 @@
+"""Who may import whom; docs/tour.md draws the same picture."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src/snapens"
+ALLOWED = {
+    "__init__": set(),
+    "errors": set(),
+    "schedule": set(),
+    "metrics": set(),
+    "weights": set(),
+    "storage": {"storage"},
+    "snapshots": {"storage"},
+    "ensemble": {"snapshots", "weights"},
+    "ensembler": {"ensemble", "schedule", "snapshots", "weights"},
+}
+CORE = {"torch", "numpy"}
+
+
+def imports(path):
+    """Top-level names of our own modules, and of the packages, that a file imports when it runs."""
+    ours, theirs = set(), set()
+    package = path.relative_to(SOURCE).parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level]
+            ours |= {(*base, *(node.module or alias.name).split("."))[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            theirs.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            theirs |= {alias.name.split(".")[0] for alias in node.names}
+    return ours, theirs - set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_module_imports_only_what_the_architecture_allows(path):
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    ours, theirs = imports(path)
+    if room != "__init__":  # the public names, for type checkers
+        assert ours <= ALLOWED[room] | {"errors"}
+    assert theirs <= CORE
+
+
+def test_the_package_and_its_schedules_load_without_torch():
+    code = "import sys, snapens; snapens.CyclicCosine(4, 2); dir(snapens); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_an_attribute_error():
+    import snapens
+
+    assert all(getattr(snapens, name).__name__ == name for name in snapens.__all__)
+    assert set(snapens.__all__) <= set(dir(snapens))
+    with pytest.raises(AttributeError, match="no attribute 'Snapshooter'"):
+        snapens.Snapshooter  # noqa: B018

@@ -1,0 +1,463 @@
+import copy
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from snapens import Ensemble, Snapshots
+from snapens.errors import ArgumentError, DamagedError, MismatchError
+from snapens.weights import tensors
+
+
+def trained(make, steps=(4, 8, 12), path=None, **options):
+    """A store of differing networks, and those networks in evaluation mode."""
+    store = Snapshots(path, **options)
+    store.open_to_write()
+    networks = []
+    for step in steps:
+        network = make()
+        network.norm.running_mean.normal_()
+        network.norm.running_var.uniform_(0.5, 2)
+        store.commit(step, tensors(network))
+        networks.append(network.eval())
+    return store, networks
+
+
+@pytest.fixture(params=[True, False], ids=["resident", "streamed"])
+def resident(request):
+    return request.param
+
+
+@pytest.fixture(params=["memory", "folder"])
+def path(request, tmp_path):
+    return None if request.param == "memory" else tmp_path / "run"
+
+
+X = torch.randn(10, 4, generator=torch.Generator().manual_seed(1))
+
+
+def mean_of(networks, x=X):
+    with torch.no_grad():
+        return torch.stack([network.double()(x.double()).softmax(-1) for network in copy.deepcopy(networks)]).mean(0)
+
+
+# what it computes
+
+
+def test_a_thousand_random_ensembles_equal_a_float64_loop():
+    rng = random.Random(0)
+    for case in range(1000):
+        torch.manual_seed(case)
+        width, classes, members = rng.randint(1, 6), rng.randint(2, 9), rng.randint(1, 5)
+        store, weights, biases = Snapshots(), [], []
+        for step in range(1, members + 1):
+            weights.append(torch.randn(classes, width) * rng.choice([0.1, 1, 10]))
+            biases.append(torch.randn(classes))
+            store.commit(step, {"weight": weights[-1], "bias": biases[-1]})
+        last, shares = rng.randint(1, members), [rng.uniform(0.1, 2) for _ in range(members)]
+        options = {"weights": shares} if rng.random() < 0.5 else {}
+        ensemble = Ensemble(store, nn.Linear(width, classes), last=last, resident=rng.random() < 0.5, **options)
+        x = torch.randn(3, width)
+        expected, total = np.zeros((3, classes)), 0.0
+        for k in range(members - last, members):
+            logits = x.double().numpy() @ weights[k].double().numpy().T + biases[k].double().numpy()
+            powers = np.exp(logits - logits.max(-1, keepdims=True))
+            share = options.get("weights", [1.0] * members)[k]
+            expected += share * powers / powers.sum(-1, keepdims=True)
+            total += share
+        assert np.abs(ensemble(x).numpy() - expected / total).max() <= 1e-6
+
+
+def test_the_mean_is_of_probabilities_over_the_last_members(make_net, path, resident):
+    store, networks = trained(make_net, path=path)
+    ensemble = Ensemble(store, make_net(), resident=resident)
+    for last in (3, 1, 2, 3):
+        ensemble.last = last
+        assert ensemble.steps == (4, 8, 12)[-last:]
+        torch.testing.assert_close(ensemble(X).double(), mean_of(networks[-last:]), atol=1e-6, rtol=0)
+
+
+def test_one_member_is_the_model_itself_bit_for_bit(make_net, resident):
+    store, networks = trained(make_net)
+    assert torch.equal(Ensemble(store, make_net(), last=1, resident=resident)(X), networks[-1](X).softmax(-1))
+
+
+def test_each_member_has_its_own_batchnorm_statistics(make_net, resident):
+    store, same = Snapshots(), make_net().eval()
+    for step, mean in ((1, 0.0), (2, 5.0)):
+        same.norm.running_mean.fill_(mean)
+        store.commit(step, tensors(same))
+    each = Ensemble(store, make_net(), resident=resident).predict_members([X])
+    assert not torch.allclose(each[0], each[1])
+
+
+def test_anytime_is_the_running_mean_from_the_last_backwards(make_net, resident):
+    store, networks = trained(make_net)
+    seen = list(Ensemble(store, make_net(), resident=resident).anytime(X))
+    assert [k for k, _ in seen] == [1, 2, 3]
+    for k, probabilities in seen:
+        torch.testing.assert_close(probabilities.double(), mean_of(networks[-k:]), atol=1e-6, rtol=0)
+    assert torch.is_grad_enabled()
+
+
+def test_anytime_can_be_left_early_and_reads_no_further_member(make_net, tmp_path):
+    store, networks = trained(make_net, path=tmp_path / "run")
+    ensemble = Ensemble(store, make_net(), resident=False)
+    next((tmp_path / "run/snapshots").glob("step-000000004-*")).unlink()
+    answers = ensemble.anytime(X)
+    _, (k, probabilities) = next(answers), next(answers)
+    assert k == 2
+    torch.testing.assert_close(probabilities.double(), mean_of(networks[-2:]), atol=1e-6, rtol=0)
+
+
+def test_weights_are_one_a_snapshot_oldest_first(make_net):
+    store, networks = trained(make_net)
+    expected = (3 * mean_of(networks[1:2]) + mean_of(networks[2:])) / 4
+    ensemble = Ensemble(store, make_net(), weights=[100, 3, 1], last=2)
+    torch.testing.assert_close(ensemble(X).double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ensemble.predict([X]).double(), expected, atol=1e-6, rtol=0)
+
+
+def test_a_weight_of_zero_leaves_a_member_out(make_net):
+    store, networks = trained(make_net)
+    ensemble = Ensemble(store, make_net(), weights=[1, 1, 0])
+    assert [k for k, _ in ensemble.anytime(X)] == [2, 3]
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks[:2]), atol=1e-6, rtol=0)
+    with pytest.raises(ArgumentError, match="weights must not all be 0 for the last 1 members"):
+        ensemble.last = 1
+
+
+def test_bf16_snapshots_feed_a_float32_model(make_net, resident):
+    store, networks = trained(make_net, dtype=torch.bfloat16)
+    ensemble = Ensemble(store, make_net(), resident=resident)
+    assert ensemble(X).dtype == torch.float32
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=0.02, rtol=0)
+
+
+def test_half_precision_scores_are_averaged_in_float32_and_doubles_in_double(make_net):
+    store, _ = trained(make_net)
+    assert Ensemble(store, make_net().to(torch.bfloat16))(X.to(torch.bfloat16)).dtype == torch.float32
+    assert Ensemble(store, make_net().double())(X.double()).dtype == torch.float64
+
+
+# other tasks and outputs
+
+
+class Shaped(nn.Module):
+    """Its one weight, in whatever shape and wrapping the test needs."""
+
+    def __init__(self, value, wrap=lambda t: t):
+        super().__init__()
+        self.value, self.wrap = nn.Parameter(value), wrap
+
+    def forward(self, x=None, *, scale=1.0):
+        return self.wrap(self.value * scale)
+
+
+def pair(a, b):
+    store = Snapshots()
+    store.commit(1, {"value": a})
+    store.commit(2, {"value": b})
+    return store
+
+
+A, B = torch.randn(2, 5, 4, 4), torch.randn(2, 5, 4, 4)
+
+
+def test_regression_averages_the_outputs_themselves():
+    assert torch.allclose(Ensemble(pair(A, B), Shaped(A), activation=None)(), (A + B) / 2)
+
+
+def test_segmentation_has_its_classes_first():
+    expected = (A.softmax(1) + B.softmax(1)) / 2
+    assert torch.allclose(Ensemble(pair(A, B), Shaped(A), dim=1)(), expected)
+
+
+def test_any_activation():
+    assert torch.allclose(Ensemble(pair(A, B), Shaped(A), activation=torch.sigmoid)(), (A.sigmoid() + B.sigmoid()) / 2)
+
+
+@dataclass
+class ModelOutput:
+    logits: torch.Tensor
+    loss: None = None
+
+
+@pytest.mark.parametrize("wrap", [ModelOutput, lambda t: {"logits": t, "hidden": "anything"}])
+def test_logits_are_found_in_objects_and_mappings(wrap):
+    expected = (A.softmax(-1) + B.softmax(-1)) / 2
+    assert torch.allclose(Ensemble(pair(A, B), Shaped(A, wrap))(), expected)
+
+
+def test_a_mapping_of_several_heads_gives_one(make_net):
+    ensemble = Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t[:1]}))
+    both = ensemble()
+    assert torch.allclose(both["b"], (A[:1].softmax(-1) + B[:1].softmax(-1)) / 2)
+    assert ensemble.predict([X, X])["a"].shape == (4, 5, 4, 4)
+    assert ensemble.predict_members([X, X])["b"].shape == (2, 2, 5, 4, 4)
+    assert [k for k, _ in ensemble.anytime()] == [1, 2]
+
+
+def test_keyword_arguments_reach_the_members():
+    expected = ((2 * A).softmax(-1) + (2 * B).softmax(-1)) / 2
+    assert torch.allclose(Ensemble(pair(A, B), Shaped(A))(scale=2.0), expected)
+
+
+def test_an_output_without_scores_is_refused():
+    with pytest.raises(ArgumentError, match=r"a mapping of tensors or something with \.logits, got tuple"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: (t, t)))()
+
+
+# predict
+
+
+def test_predict_joins_the_batches_and_equals_forward(make_net, path, resident):
+    store, _ = trained(make_net, path=path)
+    ensemble = Ensemble(store, make_net(), resident=resident, last=2)
+    for loader in (
+        [X[:7], X[7:]],
+        [(X[:7], "labels"), (X[7:], "labels")],
+        DataLoader(TensorDataset(X, torch.zeros(10)), 3),
+    ):
+        assert torch.allclose(ensemble.predict(loader), ensemble(X), atol=1e-7)
+
+
+def test_predict_takes_mappings_as_keywords_and_tuples_as_arguments():
+    ensemble = Ensemble(pair(A, B), Shaped(A))
+    assert torch.equal(ensemble.predict([{"scale": 2.0}]), ensemble(scale=2.0))
+    assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: {"scale": batch}), ensemble(scale=3.0))
+    assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: (batch,)), ensemble(3.0))
+
+
+def test_predict_loads_each_member_once(make_net, tmp_path, monkeypatch):
+    store, _ = trained(make_net, path=tmp_path)
+    ensemble = Ensemble(store, make_net(), resident=False)
+    reads, read = [], type(store.entries(4)["head.weight"]).read
+    monkeypatch.setattr("snapens.storage.tensorfile.Stored.read", lambda self: reads.append(self.name) or read(self))
+    ensemble.predict([X] * 50)
+    assert reads.count("head.weight") == 2  # the newest is loaded already; the other two are read once
+
+
+def test_streaming_swaps_only_what_differs(tmp_path, monkeypatch):
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    for step in (1, 2, 3):
+        store.commit(
+            step,
+            {
+                "0.weight": torch.ones(4, 4),
+                "0.bias": torch.zeros(4),
+                "1.weight": torch.ones(2, 4) * step,
+                "1.bias": torch.zeros(2),
+            },
+        )
+    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), resident=False)
+    reads, read = [], type(store.entries(1)["0.bias"]).read
+    monkeypatch.setattr("snapens.storage.tensorfile.Stored.read", lambda self: reads.append(self.name) or read(self))
+    ensemble(X)
+    assert reads == ["1.weight", "1.weight"]
+
+
+def test_predict_reports_its_progress(make_net):
+    store, _ = trained(make_net)
+    seen = []
+    Ensemble(store, make_net(), last=2).predict([X, X], progress=lambda *args: seen.append(args))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_predict_members_are_oldest_first_and_unweighted(make_net):
+    store, networks = trained(make_net)
+    each = Ensemble(store, make_net(), weights=[1, 2, 3]).predict_members([X[:4], X[4:]])
+    assert each.shape == (3, 10, 3)
+    for member, network in zip(each, networks, strict=True):
+        assert torch.allclose(member, network(X).softmax(-1), atol=1e-6)
+
+
+class Shrinking:
+    def __init__(self):
+        self.batches = [X, X]
+
+    def __iter__(self):
+        yield from self.batches
+        self.batches = self.batches[1:]
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (iter([X]), "got an iterator"),
+        ((x for x in [X]), "got an iterator"),
+        (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False"),
+        (Shrinking(), "the same batches for every member, got 2 and then 1"),
+        ([], "loader must yield"),
+    ],
+)
+def test_a_loader_that_would_mix_up_examples_is_refused(make_net, loader, words):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match=words):
+        Ensemble(store, make_net()).predict(loader)
+
+
+# what it leaves alone
+
+
+def test_the_users_model_and_its_mode_are_untouched(make_net, resident):
+    store, _ = trained(make_net)
+    model = make_net().train()
+    model.head.eval()
+    model(X).sum().backward()
+    before = copy.deepcopy(model.state_dict())
+    ensemble = Ensemble(store, model, resident=resident)
+    ensemble.train()(X)
+    ensemble.predict([X])
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert model.training
+    assert not model.head.training
+    assert model.head.weight.requires_grad
+    assert model.head.weight.grad is not None
+
+
+def test_it_stays_in_evaluation_mode_inside_a_module_that_trains(make_net):
+    store, _ = trained(make_net)
+    parent = nn.Sequential(Ensemble(store, make_net()))
+    parent.train()
+    assert not any(module.training for module in parent[0].modules())
+
+
+def test_gradients_reach_the_input_and_no_parameter(make_net):
+    store, _ = trained(make_net)
+    x = X.clone().requires_grad_()
+    ensemble = Ensemble(store, make_net())
+    ensemble(x)[:, 0].sum().backward()
+    assert x.grad.abs().sum() > 0
+    assert not any(parameter.requires_grad for parameter in ensemble.parameters())
+    assert not ensemble(X).requires_grad
+
+
+def test_loading_needs_only_the_folder_and_an_instance(make_net, tmp_path):
+    _, networks = trained(make_net, path=tmp_path / "run")
+    wrapped = torch.compile(make_net(), backend="eager")
+    ensemble = Ensemble.load(tmp_path / "run", wrapped, last=2, device="cpu")
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks[-2:]), atol=1e-6, rtol=0)
+    assert repr(ensemble) == "Ensemble(steps=(8, 12), resident=True)"
+    assert torch.equal(Ensemble.load(Snapshots(tmp_path / "run"), make_net(), last=2)(X), ensemble(X))
+
+
+def test_models_with_compiled_children_load_and_are_loaded(make_net):
+    store, networks = trained(make_net)
+    model = make_net()
+    model.mix = torch.compile(model.mix, backend="eager")
+    torch.testing.assert_close(Ensemble(store, model)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+def test_resident_members_share_what_their_snapshots_share():
+    store, frozen, thawed = Snapshots(), torch.randn(8, 4), torch.randn(8, 4)
+    for step, base in ((1, frozen), (2, frozen), (3, thawed)):
+        store.commit(
+            step, {"0.weight": base, "0.bias": torch.zeros(8), "1.weight": torch.randn(2, 8), "1.bias": torch.randn(2)}
+        )
+    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
+    first, second, third = (tensors(replica) for replica in ensemble._replicas)  # newest first
+    assert second["0.weight"] is third["0.weight"] is not first["0.weight"]
+    assert first["0.bias"] is third["0.bias"]
+    assert first["1.weight"] is not second["1.weight"]
+    assert torch.equal(first["0.weight"], thawed)
+    moved = ensemble.to(torch.float64)(X.double())
+    each = [
+        torch.nn.functional.linear(torch.nn.functional.linear(X, s["0.weight"]), s["1.weight"], s["1.bias"]).softmax(-1)
+        for s in map(store.load, (1, 2, 3))
+    ]
+    torch.testing.assert_close(moved, torch.stack(each).mean(0).double(), atol=1e-6, rtol=0)
+
+
+def test_more_members_are_read_when_last_is_raised(make_net, tmp_path):
+    store, networks = trained(make_net, path=tmp_path)
+    ensemble = Ensemble(store, make_net(), last=1)
+    assert len(ensemble._replicas) == 1
+    ensemble.last = 3
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+def test_a_member_that_cannot_be_read_is_never_half_used(make_net, tmp_path):
+    store, networks = trained(make_net, path=tmp_path)
+    ensemble = Ensemble(store, make_net(), resident=False)
+    damaged = next((tmp_path / "snapshots").glob("step-000000008-*"))
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DamagedError):
+        ensemble(X)
+    damaged.write_bytes(content)
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+# what it refuses
+
+
+def edited(make_net, change):
+    store, _ = trained(make_net, steps=(4,))
+    state = store.load(4)
+    change(state)
+    store.commit(8, state)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("head.bias"), "of the snapshot of step 8, got missing head.bias"),
+        (lambda s: s.update(more=torch.ones(1)), "got extra more"),
+        (lambda s: s.update({"head.bias": torch.ones(4)}), r"got head.bias has shape \(4,\), the model's is \(3,\)"),
+        (lambda s: s.update({"head.bias": torch.ones(3, dtype=torch.int64)}), "head.bias has dtype torch.int64"),
+    ],
+)
+def test_a_snapshot_of_another_architecture_is_refused_precisely(make_net, change, words):
+    with pytest.raises(MismatchError, match=words):
+        Ensemble(edited(make_net, change), make_net())
+
+
+def test_a_long_list_of_differences_is_cut(make_net):
+    store = Snapshots()
+    store.commit(1, {f"t{k}": torch.ones(1) for k in range(30)})
+    with pytest.raises(MismatchError, match="and 31 more"):
+        Ensemble(store, make_net())
+
+
+@pytest.mark.parametrize("last", [0, 4, -1, 1.0, True + 3])
+def test_last_out_of_range_is_refused_and_changes_nothing(make_net, last):
+    store, _ = trained(make_net)
+    ensemble = Ensemble(store, make_net(), last=2)
+    with pytest.raises(ArgumentError, match=r"last must be between 1 and 3 \(the members there are\), got"):
+        ensemble.last = last
+    assert ensemble.last == 2
+
+
+class Uncopyable(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("only leaves can be copied")
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda store, net: Ensemble(Snapshots(), net), "at least one snapshot, got Snapshots() with none"),
+        (
+            lambda store, net: Ensemble(store, net, activation="sigmoid"),
+            "activation must be 'softmax', None or a callable",
+        ),
+        (lambda store, net: Ensemble(store, net, weights=[1, 2]), "weights must be 3 finite numbers of at least 0"),
+        (lambda store, net: Ensemble(store, net, weights=[1, 2, -1]), "weights must be"),
+        (lambda store, net: Ensemble(store, net, weights=[1, 2, float("nan")]), "weights must be"),
+        (lambda store, net: Ensemble(store, net, weights=[0, 0, 0]), "weights must not all be 0"),
+        (lambda store, net: Ensemble(store, net.to("meta")), "on the meta device"),
+        (lambda store, net: Ensemble(store, Uncopyable(1, 1)), "copy.deepcopy can copy (only leaves can be copied)"),
+    ],
+)
+def test_bad_arguments_are_refused(make_net, build, words):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError) as caught:
+        build(store, make_net())
+    assert words in str(caught.value)

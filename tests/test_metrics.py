@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy, pearsonr
+from sklearn.metrics import brier_score_loss, log_loss, zero_one_loss
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from snapens import metrics
+from snapens.errors import ArgumentError
+
+
+@pytest.fixture
+def members():
+    rng = np.random.default_rng(0)
+    return rng.dirichlet(np.full(7, 0.4), size=(3, 500))
+
+
+@pytest.fixture
+def labels():
+    return np.random.default_rng(1).integers(0, 7, 500)
+
+
+def test_error_equals_scikit_learns(members, labels):
+    expected = [zero_one_loss(labels, p.argmax(-1)) for p in members]
+    assert metrics.error(members, labels) == pytest.approx(expected)
+    assert metrics.error(members[0], labels) == pytest.approx(expected[0])
+
+
+def test_nll_equals_scikit_learns(members, labels):
+    expected = [log_loss(labels, p, labels=range(7)) for p in members]
+    assert metrics.nll(members, labels) == pytest.approx(expected, rel=1e-9)
+
+
+def test_nll_of_an_impossible_label_is_large_and_finite():
+    assert 80 < metrics.nll([[1.0, 0.0]], [1]) < 90
+
+
+def test_brier_equals_scikit_learns(members, labels):
+    expected = [brier_score_loss(labels, p, labels=range(7), scale_by_half=False) for p in members]
+    assert metrics.brier(members, labels) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_ece_equals_torchmetrics(members, labels, bins):
+    expected = [
+        multiclass_calibration_error(torch.tensor(p), torch.tensor(labels), num_classes=7, n_bins=bins).item()
+        for p in members
+    ]
+    assert metrics.ece(members, labels, bins) == pytest.approx(expected, abs=1e-6)
+
+
+def test_ece_of_a_certain_and_right_model_is_zero():
+    assert metrics.ece(np.eye(4), np.arange(4)) == 0
+
+
+def test_accuracy_at_coverage_by_hand():
+    p = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.4, 0.6]]
+    labels = [0, 1, 1, 0]  # by falling confidence: right, right, wrong, wrong
+    assert [metrics.accuracy_at_coverage(p, labels, c) for c in (0.01, 0.5, 0.75, 1.0)] == [1, 1, 2 / 3, 0.5]
+
+
+def test_correlation_equals_scipys(members):
+    matrix = metrics.correlation(members)
+    assert matrix.shape == (3, 3)
+    for i in range(3):
+        for j in range(3):
+            assert matrix[i, j] == pytest.approx(pearsonr(members[i].ravel(), members[j].ravel()).statistic)
+    assert metrics.correlation(members[:1]).shape == (1, 1)
+
+
+def test_disagreement_counts_different_votes(members):
+    votes = members.argmax(-1)
+    matrix = metrics.disagreement(members)
+    assert matrix[0, 2] == sum(a != b for a, b in zip(votes[0], votes[2], strict=True)) / 500
+    assert (matrix.diagonal() == 0).all()
+
+
+def test_mutual_information_equals_scipys_entropies(members):
+    expected = entropy(members.mean(0), axis=-1) - entropy(members, axis=-1).mean(0)
+    assert metrics.mutual_information(members) == pytest.approx(expected)
+    assert (metrics.mutual_information(members[:1]) == 0).all()
+
+
+def test_tensors_of_any_float_type_are_taken(members, labels):
+    p = torch.tensor(members, dtype=torch.float32)
+    assert metrics.nll(p, torch.tensor(labels)) == pytest.approx(metrics.nll(members, labels), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: metrics.error([[2.0, -1.0]], [0]), "apply a softmax to logits first"),
+        (lambda: metrics.nll([[0.7, 0.7]], [0]), "sum to 1"),
+        (lambda: metrics.nll([[np.nan, 0.7]], [0]), "sum to 1"),
+        (lambda: metrics.error([[0.5, 0.5]], [0, 1]), "labels must be one a row"),
+        (lambda: metrics.error([[0.5, 0.5]], [2]), "labels must be whole numbers from 0 to 1"),
+        (lambda: metrics.error([[0.5, 0.5]], [0.0]), "labels must be whole numbers"),
+        (lambda: metrics.error(np.empty((0, 2)), []), "at least one example"),
+        (lambda: metrics.ece([[0.5, 0.5]], [0], bins=0), "bins must be at least 1, got 0"),
+        (lambda: metrics.accuracy_at_coverage([[0.5, 0.5]], [0], 0), "coverage must be more than 0"),
+        (
+            lambda: metrics.correlation([[0.5, 0.5]]),
+            r"members must be (members, examples, classes), got the shape (1, 2)",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(call, words):
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    assert words in str(caught.value)

@@ -1,0 +1,71 @@
+"""A run stopped anywhere and resumed is the run that was not stopped, bit for bit."""
+
+import random
+import shutil
+
+import pytest
+import torch
+
+from snapens import CyclicCosine, SnapshotEnsembler, Snapshots
+
+SCHEDULE = CyclicCosine(40, 4, warmup_steps=4)
+
+
+class Run:
+    """What a user's script holds: model, optimizer, random state, ensembler, and a checkpoint of all four."""
+
+    def __init__(self, make_net, store):
+        torch.manual_seed(0)
+        self.net = make_net()
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05)
+        self.ensembler = SnapshotEnsembler(self.net, self.optimizer, SCHEDULE, store=store, resume=True)
+
+    def train(self, until):
+        while self.ensembler.completed < until:
+            self.net(torch.randn(6, 4)).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.ensembler.step()
+        return self
+
+    def save(self, path):
+        parts = {"net": self.net, "optimizer": self.optimizer, "ensembler": self.ensembler}
+        torch.save({"random": torch.get_rng_state(), **{k: part.state_dict() for k, part in parts.items()}}, path)
+
+    def load(self, path):
+        state = torch.load(path, weights_only=True)
+        torch.set_rng_state(state["random"])
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.ensembler.load_state_dict(state["ensembler"])
+        return self
+
+    def close(self):
+        self.ensembler.snapshots.close()
+
+
+def identical(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_two_hundred_random_stops_lose_and_double_nothing(make_net, tmp_path, kind):
+    whole = Run(make_net, tmp_path / "whole").train(40)
+    expected = {step: whole.ensembler.snapshots.load(step) for step in SCHEDULE.snapshot_steps}
+    rng = random.Random(0)
+    for _ in range(200):
+        path = tmp_path / "run" if kind == "folder" else None
+        saved_at = rng.randint(0, 39)
+        killed_at = rng.randint(saved_at, 40)  # goes on after the checkpoint, commits perhaps, and is lost
+        first = Run(make_net, path).train(saved_at)
+        first.save(tmp_path / "checkpoint.pt")
+        first.train(killed_at).close()
+        resumed = Run(make_net, path).load(tmp_path / "checkpoint.pt").train(40)
+        assert identical(resumed.net.state_dict(), whole.net.state_dict())
+        store = Snapshots(path) if path else resumed.ensembler.snapshots
+        assert store.steps == SCHEDULE.snapshot_steps
+        assert all(identical(store.load(step), expected[step]) for step in store.steps)
+        if path:
+            assert len(list((path / "snapshots").iterdir())) == 4
+            resumed.close()
+            shutil.rmtree(path)

@@ -1,0 +1,181 @@
+import math
+import random
+from dataclasses import FrozenInstanceError, dataclass, replace
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, MultiStepLR
+
+from snapens import CyclicCosine, Schedule, StepDecay
+from snapens.errors import ArgumentError
+
+
+def equation_2(t: int, total: int, cycles: int, peak: float) -> float:
+    """The paper's formula as it is printed, t counted from 1."""
+    length = math.ceil(total / cycles)
+    return peak / 2 * (math.cos(math.pi * ((t - 1) % length) / length) + 1)
+
+
+def fitting_sizes(rng: random.Random) -> tuple[int, int]:
+    """A total and a number of cycles whose last cycle has at least 90 % of the others' steps."""
+    while True:
+        cycles = rng.randint(1, 12)
+        total = rng.randint(cycles, 3000)
+        length = math.ceil(total / cycles)
+        if total - (cycles - 1) * length >= 0.9 * length:
+            return total, cycles
+
+
+def test_rates_equal_equation_2_for_ten_thousand_random_settings():
+    rng, uneven = random.Random(0), 0
+    for _ in range(10_000):
+        total, cycles = fitting_sizes(rng)
+        uneven += total % cycles != 0
+        peak = 10 ** rng.uniform(-5, 1)
+        schedule = CyclicCosine(total, cycles)
+        for step in {
+            0,
+            total - 1,
+            *schedule.restart_steps,
+            *(s - 1 for s in schedule.snapshot_steps),
+            rng.randrange(total),
+        }:
+            assert abs(peak * schedule(step) - equation_2(step + 1, total, cycles, peak)) <= 1e-12 * peak
+    assert uneven > 1000
+
+
+@pytest.mark.parametrize(
+    ("total", "cycles", "lr"), [(12, 3, 0.1), (600, 6, 0.2), (99, 10, 0.03), (1000, 1, 1.7), (7, 7, 0.1)]
+)
+def test_rates_are_bit_equal_to_torchs_warm_restarts(total, cycles, lr):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+    schedule = CyclicCosine(total, cycles)
+    reference = CosineAnnealingWarmRestarts(optimizer, T_0=math.ceil(total / cycles))
+    for step in range(total):
+        assert lr * schedule(step) == optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        reference.step()
+
+
+def test_step_decay_equals_torchs_multi_step():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    reference = MultiStepLR(optimizer, milestones=[100, 150])
+    schedule = StepDecay(200, snapshots=5)
+    for step in range(200):
+        assert 0.1 * schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        optimizer.step()
+        reference.step()
+    assert schedule.snapshot_steps == (40, 80, 120, 160, 200)
+
+
+def test_snapshots_end_the_cycles_and_never_come_a_step_late():
+    schedule = CyclicCosine(12, 3)
+    assert schedule.snapshot_steps == (4, 8, 12)
+    assert schedule.restart_steps == (4, 8)
+    for end in schedule.snapshot_steps:
+        assert schedule(end - 1) == min(schedule(step) for step in range(end))
+    assert schedule(4) == schedule(8) == 1.0
+
+
+def test_a_last_cycle_may_be_a_tenth_shorter_and_ends_with_the_total():
+    assert CyclicCosine(99, 10).snapshot_steps == (*range(10, 100, 10), 99)
+
+
+def test_step_decay_and_cyclic_cosine_keep_the_same_steps():
+    assert StepDecay(234_375, 6).snapshot_steps == CyclicCosine(234_375, 6).snapshot_steps
+
+
+def test_warm_up_counts_inside_the_total_and_shifts_captures_with_cycles():
+    schedule = CyclicCosine(13, 3, warmup_steps=4)
+    assert [schedule(step) for step in range(5)] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert schedule.snapshot_steps == (7, 10, 13)
+    plain = CyclicCosine(9, 3)
+    assert [schedule(step + 4) for step in range(9)] == [plain(step) for step in range(9)]
+    assert StepDecay(10, warmup_steps=1)(0) == 0.5
+
+
+def test_min_factor_is_the_floor():
+    schedule = CyclicCosine(100, 2, min_factor=0.1)
+    assert schedule(0) == 1.0
+    assert schedule(25) == pytest.approx(0.55)
+    assert schedule(100) == schedule(10_000) == 0.1
+
+
+def test_the_rate_stays_at_its_minimum_after_the_end():
+    assert CyclicCosine(12, 3)(12) == 0.0
+    assert StepDecay(12)(12) == pytest.approx(0.01)
+
+
+def test_schedules_are_values():
+    schedule = CyclicCosine(12, 3)
+    assert schedule == CyclicCosine(12, 3)
+    assert hash(schedule) == hash(CyclicCosine(12, 3))
+    assert schedule != CyclicCosine(12, 4)
+    assert replace(schedule, cycles=2).snapshot_steps == (6, 12)
+    assert "snapshot_steps=(4, 8, 12)" in repr(schedule)
+    with pytest.raises(FrozenInstanceError):
+        schedule.cycles = 4
+
+
+def test_table_shows_restarts_minima_and_rates():
+    *_, last = CyclicCosine(100, 2).table(lr=0.2).splitlines()
+    assert last.split() == ["2", "50", "0.2", "99", f"{0.1 * (math.cos(math.pi * 49 / 50) + 1):.4g}"]
+
+
+def test_a_schedule_of_your_own_has_a_table_too():
+    @dataclass(frozen=True)
+    class Constant(Schedule):
+        total_steps: int
+        restart_steps = ()
+
+        @property
+        def snapshot_steps(self):
+            return (self.total_steps,)
+
+        def __call__(self, step):
+            return 1.0
+
+    assert len(Constant(5).table().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: CyclicCosine(12, 0), "cycles must be an int of at least 1, got 0"),
+        (lambda: CyclicCosine(12, 1.5), "cycles must be an int"),
+        (lambda: CyclicCosine(0, 1), "total_steps must be an int of at least 1, got 0"),
+        (lambda: CyclicCosine(12.0, 3), "total_steps must be an int"),
+        (lambda: CyclicCosine(3, 4), "take total_steps=4 or cycles=3"),
+        (lambda: CyclicCosine(9, 6), "take total_steps=12 or cycles=9"),  # 2 + 2 + 2 + 2 + 1: only five cycles
+        (lambda: CyclicCosine(10, 4), "take total_steps=12 or cycles=5"),  # 3 + 3 + 3 + 1: the last one cut short
+        (lambda: CyclicCosine(4, 2, warmup_steps=4), "take total_steps=6"),
+        (lambda: CyclicCosine(4, 2, warmup_steps=-1), "warmup_steps must be an int of at least 0, got -1"),
+        (lambda: CyclicCosine(4, 2, min_factor=1.0), "min_factor must be at least 0 and less than 1, got 1.0"),
+        (lambda: CyclicCosine(4, 2, min_factor=math.nan), "min_factor"),
+        (lambda: CyclicCosine(4, 2)(-1), "step must be at least 0, got -1"),
+        (lambda: StepDecay(4)(-1), "step must be at least 0, got -1"),
+        (lambda: StepDecay(3, 4), "take total_steps=4 or snapshots=3"),
+        (lambda: StepDecay(4, gamma=0.0), "gamma must be more than 0 and at most 1, got 0.0"),
+        (lambda: StepDecay(4, milestones=(2, 3)), "milestones must be shares of T"),
+    ],
+)
+def test_bad_arguments_are_refused_with_rule_value_and_remedy(build, words):
+    with pytest.raises(ArgumentError) as caught:
+        build()
+    assert words in str(caught.value)
+
+
+def test_the_remedies_in_a_refusal_really_fit():
+    rng = random.Random(1)
+    refused = 0
+    for _ in range(2000):
+        total, cycles = rng.randint(1, 60), rng.randint(1, 20)
+        try:
+            CyclicCosine(total, cycles)
+        except ArgumentError as error:
+            refused += 1
+            _, remedy = str(error).rsplit("take total_steps=", 1)
+            nearest_total, nearest_cycles = remedy.split(" or cycles=")
+            assert CyclicCosine(int(nearest_total), cycles)
+            assert CyclicCosine(total, int(nearest_cycles))
+    assert refused > 100

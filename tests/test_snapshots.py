@@ -1,0 +1,392 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from snapens import Snapshots
+from snapens.errors import ArgumentError, DamagedError, LockedError, NonFiniteError, StoreError
+from snapens.storage import durable
+from snapens.weights import tensors
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request, tmp_path):
+    opened = Snapshots(None if request.param == "memory" else tmp_path / "run")
+    opened.open_to_write()
+    return opened
+
+
+@pytest.fixture
+def folder(tmp_path):
+    opened = Snapshots(tmp_path / "run")
+    opened.open_to_write()
+    return opened
+
+
+def state(seed: float) -> dict[str, torch.Tensor]:
+    return {"weight": torch.full((3, 2), seed), "count": torch.tensor(int(seed))}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def files(store: Snapshots) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (store.path / "snapshots").iterdir()}
+
+
+# what is kept
+
+
+def test_snapshots_come_back_as_they_were(store):
+    for step in (4, 8, 12):
+        store.commit(step, state(step))
+    assert store.steps == (4, 8, 12)
+    assert all(equal(store.load(step), state(step)) for step in store.steps)
+
+
+def test_a_snapshot_is_a_copy_and_so_is_what_is_loaded(store):
+    live = state(1.0)
+    store.commit(4, live)
+    live["weight"].zero_()
+    store.load(4)["weight"].zero_()
+    assert equal(store.load(4), state(1.0))
+
+
+def test_tied_channels_last_and_sliced_tensors_are_kept(store):
+    base = torch.randn(2, 3, 4, 4)
+    odd = {
+        "a": base,
+        "tied": base,
+        "last": base.to(memory_format=torch.channels_last),
+        "slice": base[:, 1:],
+        "turned": base.transpose(0, 1),
+        "empty": torch.empty(0),
+        "scalar": torch.tensor(3.0),
+    }
+    store.commit(4, odd)
+    store.commit(8, odd)
+    assert equal(store.load(4), odd)
+    assert equal(store.load(8), odd)
+
+
+def test_what_does_not_change_is_stored_once_whatever_was_frozen(folder):
+    base, adapter = torch.randn(500_000), torch.randn(10)
+    for step in (1, 2, 3):
+        folder.commit(step, {"base": base, "tied": base, "adapter": adapter + step})
+    sizes = list(files(folder).values())
+    assert max(sizes) > 2_000_000
+    assert sorted(sizes)[1] < 1000
+    thawed = base + 1
+    folder.commit(4, {"base": thawed, "tied": thawed, "adapter": adapter})  # gradual unfreezing
+    folder.commit(5, {"base": thawed, "tied": thawed, "adapter": adapter})
+    assert equal(Snapshots(folder.path).load(3), {"base": base, "tied": base, "adapter": adapter + 3})
+    assert equal(Snapshots(folder.path).load(5), {"base": thawed, "tied": thawed, "adapter": adapter})
+    assert sum(files(folder).values()) < 4_010_000
+
+
+def test_in_memory_too_what_does_not_change_is_held_once():
+    store, base = Snapshots(), torch.randn(10)
+    store.commit(1, {"base": base, "adapter": torch.zeros(1)})
+    store.commit(2, {"base": base, "adapter": torch.ones(1)})
+    assert store.entries(1)["base"] == store.entries(2)["base"]
+    assert store.entries(1)["adapter"] != store.entries(2)["adapter"]
+
+
+def test_content_decides_and_minus_zero_is_not_zero(store):
+    store.commit(1, {"w": torch.tensor([0.0])})
+    store.commit(2, {"w": torch.tensor([-0.0])})
+    assert torch.signbit(store.load(2)["w"]).item()
+
+
+def test_bf16_storage_halves_floats_and_leaves_counts_alone(tmp_path):
+    store = Snapshots(tmp_path, dtype=torch.bfloat16)
+    store.open_to_write()
+    weight = torch.randn(1000)
+    store.commit(1, {"w": weight, "half": weight.half(), "n": torch.tensor(2**40)})
+    loaded = store.load(1)
+    assert loaded["w"].dtype == torch.bfloat16
+    assert torch.equal(loaded["w"], weight.to(torch.bfloat16))
+    assert loaded["half"].dtype == torch.float16
+    assert loaded["n"] == 2**40
+
+
+def test_a_snapshot_file_is_plain_safetensors(folder, net):
+    folder.commit(4, tensors(net))
+    (path,) = (folder.path / "snapshots").iterdir()
+    read = safetensors.torch.load_file(path)
+    assert torch.equal(read["head.weight"], net.head.weight)
+    manifest = json.loads((folder.path / "manifest.json").read_text())
+    assert manifest["files"][path.name]["bytes"] == path.stat().st_size
+
+
+# readers
+
+
+def test_reading_creates_nothing_and_needs_no_lock(folder):
+    folder.commit(4, state(1))
+    before = sorted(str(path) for path in folder.path.rglob("*"))
+    folder.path.chmod(0o555)
+    code = (
+        "import sys; from snapens import Snapshots as S; s = S(sys.argv[1]); print(s.steps, s.load(4)['count'].item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True, check=True)
+    folder.path.chmod(0o755)
+    assert done.stdout.strip() == "(4,) 1"
+    assert sorted(str(path) for path in folder.path.rglob("*")) == before
+
+
+def test_opening_a_missing_folder_to_read_creates_nothing(tmp_path):
+    with pytest.raises(StoreError, match=r"must be a folder that holds manifest.json, got .*typo: check the path"):
+        Snapshots(tmp_path / "typo").steps  # noqa: B018
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_sees_each_commit(folder):
+    reader = Snapshots(folder.path)
+    assert reader.steps == ()
+    folder.commit(4, state(1))
+    assert reader.steps == (4,)
+
+
+def test_a_reader_cannot_write(folder):
+    with pytest.raises(StoreError, match="open to read only"):
+        Snapshots(folder.path).commit(4, state(1))
+
+
+# writers
+
+
+def test_a_folder_with_snapshots_is_refused_unless_resumed(folder):
+    folder.commit(4, state(1))
+    folder.close()
+    with pytest.raises(StoreError, match=r"holds those of steps 4: choose another, or resume=True"):
+        Snapshots(folder.path).open_to_write()
+    again = Snapshots(folder.path)
+    again.open_to_write(resume=True)
+    again.commit(8, state(2))
+    assert again.steps == (4, 8)
+
+
+def test_a_second_writer_in_the_process_is_refused_until_the_first_closes(folder):
+    with pytest.raises(LockedError, match=r"one writer.*this process"):
+        Snapshots(folder.path).open_to_write(resume=True)
+    folder.close()
+    Snapshots(folder.path).open_to_write()
+
+
+def test_a_refusal_leaves_no_lock_behind(folder):
+    folder.commit(4, state(1))
+    folder.close()
+    with pytest.raises(StoreError) as kept_alive:
+        Snapshots(folder.path).open_to_write()
+    Snapshots(folder.path).open_to_write(resume=True)
+    assert kept_alive.tb is not None
+
+
+OTHER = "import sys; from snapens import Snapshots; Snapshots(sys.argv[1]).open_to_write(resume=True)"
+
+
+def test_a_second_writer_in_another_process_is_refused_and_the_first_named(folder):
+    done = subprocess.run([sys.executable, "-c", OTHER, str(folder.path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        f"LockedError: store must have one writer, but {folder.path} is being written by process {os.getpid()}"
+        in done.stderr
+    )
+
+
+def test_a_forked_worker_does_not_keep_the_lock_alive(tmp_path):
+    code = """
+import os, sys
+from snapens import Snapshots
+store = Snapshots(sys.argv[1])
+store.open_to_write()
+if os.fork() == 0:
+    sys.stdin.read()  # outlives the writer, until the test closes this pipe
+os._exit(0)
+"""
+    worker = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE)
+    assert worker.wait() == 0
+    Snapshots(tmp_path).open_to_write()
+    worker.stdin.close()
+
+
+def test_steps_only_rise(store):
+    store.commit(4, state(1))
+    with pytest.raises(ArgumentError, match="step must be greater than 4, the last one committed, got 4"):
+        store.commit(4, state(2))
+    with pytest.raises(ArgumentError, match=r"step must be one of \(4,\), got 5"):
+        store.load(5)
+
+
+def test_going_back_replaces_later_snapshots_and_the_next_commit_removes_their_files(folder):
+    for step in (4, 8, 12):
+        folder.commit(step, state(step))
+    folder.rewind(5)
+    assert folder.steps == (4,)
+    assert Snapshots(folder.path).steps == (4, 8, 12)  # nothing is lost before there is something new
+    folder.commit(8, state(80))
+    assert folder.steps == Snapshots(folder.path).steps == (4, 8)
+    assert equal(Snapshots(folder.path).load(8), state(80))
+    assert len(files(folder)) == 2
+
+
+def test_going_back_in_memory():
+    store = Snapshots()
+    for step in (4, 8):
+        store.commit(step, state(step))
+    store.rewind(4)
+    assert store.steps == (4,)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e5m2])
+def test_a_nan_or_infinity_is_never_committed(store, bad, dtype):
+    store.commit(4, state(1))
+    weight = torch.ones(100).to(dtype)
+    weight[7] = bad
+    with pytest.raises(NonFiniteError, match="at step 8 in w: lower the rate"):
+        store.commit(8, {"w": weight, "fine": torch.ones(1)})
+    assert store.steps == (4,)
+
+
+def test_finite_weights_whose_sum_overflows_are_committed(store):
+    store.commit(4, {"w": torch.full((10,), 60_000.0, dtype=torch.float16), "v": torch.full((4,), 3e38)})
+    assert store.steps == (4,)
+
+
+def test_storing_in_a_type_too_narrow_is_refused_like_an_infinity():
+    store = Snapshots(dtype=torch.float16)
+    with pytest.raises(NonFiniteError):
+        store.commit(4, {"w": torch.tensor([1e6])})
+    with pytest.raises(ArgumentError, match="dtype must be a floating-point type"):
+        Snapshots(dtype=torch.int8)
+
+
+# damage
+
+
+def damaged(folder: Snapshots, change) -> pytest.ExceptionInfo:
+    for step in (4, 8):
+        folder.commit(step, state(step))
+    path = next((folder.path / "snapshots").glob("step-000000008-*"))
+    change(path)
+    reader = Snapshots(folder.path)
+    assert equal(reader.load(4), state(4))
+    with pytest.raises(DamagedError) as caught:
+        reader.load(8)
+    assert str(path) in str(caught.value)
+    return caught
+
+
+def test_a_truncated_snapshot_is_refused_and_the_others_are_read(folder):
+    caught = damaged(folder, lambda path: path.write_bytes(path.read_bytes()[:-1]))
+    assert "truncated or altered" in str(caught.value)
+
+
+def test_a_snapshot_with_one_bit_changed_is_refused(folder):
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    assert "it was altered" in str(damaged(folder, flip).value)
+
+
+def test_a_snapshot_that_is_gone_is_named(folder):
+    assert "is not there" in str(damaged(folder, Path.unlink).value)
+
+
+def test_a_tensor_said_to_lie_where_it_does_not_is_refused(folder):
+    for step in (4, 8):
+        folder.commit(step, {"frozen": torch.ones(2), "w": torch.full((1,), step)})
+    path = folder.path / "manifest.json"
+    path.write_text(path.read_text().replace('"frozen"\n', '"other"\n'))
+    with pytest.raises(DamagedError, match="a tensor 'other' that its file does not hold"):
+        Snapshots(folder.path).load(8)
+
+
+def test_a_damaged_snapshot_stops_a_resumed_run_at_its_start(folder):
+    folder.commit(4, state(4))
+    folder.close()
+    next((folder.path / "snapshots").iterdir()).write_bytes(b"")
+    again = Snapshots(folder.path)
+    again.open_to_write(resume=True)
+    with pytest.raises(DamagedError):
+        again.rewind(4)
+
+
+# a full disk, and a disk that fails
+
+
+def test_a_write_beyond_the_limit_loses_nothing_and_can_be_repeated(tmp_path):
+    code = """
+import resource, signal, sys, torch
+from snapens import Snapshots
+from snapens.errors import StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = Snapshots(sys.argv[1]); store.open_to_write()
+store.commit(4, {"w": torch.ones(1000)})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+try:
+    store.commit(8, {"w": torch.zeros(100_000)})
+except StoreError as error:
+    print(error)
+print(len(list((store.path / "snapshots").iterdir())), Snapshots(sys.argv[1]).load(4)["w"].sum().item())
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.commit(8, {"w": torch.zeros(100_000)})
+print(Snapshots(sys.argv[1]).steps)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    message, left, after = done.stdout.strip().splitlines()
+    assert "the snapshot of step 8 could not be written" in message
+    assert "File too large" in message
+    assert "the earlier ones are intact: make room" in message
+    assert left == "1 1000.0"
+    assert after == "(4, 8)"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="store must be a folder that can be written"):
+        Snapshots(tmp_path / "file" / "run").open_to_write()
+
+
+def test_a_file_that_cannot_be_removed_does_not_undo_a_commit(folder, monkeypatch, caplog):
+    for step in (4, 8):
+        folder.commit(step, state(step))
+    folder.rewind(4)
+
+    def refuse(path, **_):
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    folder.commit(8, state(80))
+    assert "could not be removed" in caplog.text
+    assert equal(Snapshots(folder.path).load(8), state(80))
+
+
+def test_publish_leaves_no_temporary_file_when_it_fails(tmp_path):
+    def chunks():
+        yield b"some"
+        raise RuntimeError("the source failed")
+
+    with pytest.raises(RuntimeError, match="the source failed"):
+        durable.publish(tmp_path / "a", chunks())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_publish_says_what_it_wrote(tmp_path):
+    written = durable.publish(tmp_path / "a", [b"a", memoryview(b"bc")])
+    assert (tmp_path / "a").read_bytes() == b"abc"
+    assert written == durable.digest(tmp_path / "a")
+    assert (
+        written.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )  # FIPS 180-2, appendix B

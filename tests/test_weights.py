@@ -1,0 +1,56 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from snapens.errors import ArgumentError
+from snapens.weights import tensors, unwrap
+
+
+def test_a_child_called_module_is_not_taken_for_a_wrapper(net):
+    assert unwrap(net) is net
+    assert "module.weight" in tensors(net)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda m: torch.compile(m, backend="eager"),
+        nn.DataParallel,
+        lambda m: nn.DataParallel(torch.compile(m, backend="eager")),
+        lambda m: torch.compile(nn.DataParallel(m), backend="eager"),
+    ],
+)
+def test_wrappers_leave_no_trace_in_the_names(net, wrap):
+    assert unwrap(wrap(net)) is net
+    assert tensors(wrap(net)).keys() == net.state_dict().keys()
+
+
+def test_an_averaged_model_has_the_names_of_the_model_it_averages(net):
+    assert tensors(AveragedModel(net)).keys() == net.state_dict().keys()
+
+
+def test_compiled_children_leave_no_trace_in_the_names(make_net):
+    plain = nn.Sequential(make_net(), nn.Sequential(make_net(), nn.Linear(3, 2)))
+    names = plain.state_dict().keys()
+    compiled = copy.deepcopy(plain)
+    compiled[1][0] = torch.compile(compiled[1][0], backend="eager")
+    compiled[1] = torch.compile(compiled[1], backend="eager")
+    assert tensors(compiled).keys() == names
+    assert tensors(compiled)["1.0.head.weight"] is compiled[1]._orig_mod[0]._orig_mod.head.weight
+
+
+def test_the_tensors_are_the_live_ones(net):
+    assert tensors(net)["head.weight"] is net.head.weight
+    assert tensors(net)["norm.running_mean"] is net.norm.running_mean
+
+
+def test_a_state_that_is_no_tensor_is_refused():
+    class Odd(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+    with pytest.raises(ArgumentError, match="only tensors in its state_dict, got dict '_extra_state'"):
+        tensors(Odd(1, 1))
