@@ -353,6 +353,16 @@ print(Snapshots(sys.argv[1]).steps)
     assert after == "(4, 8)"
 
 
+def test_what_a_failed_commit_left_is_removed_before_the_next_is_written(folder, monkeypatch):
+    folder.commit(4, state(4))
+    left = folder.path / "snapshots/step-000000008-left.safetensors.part"
+    left.touch()
+    seen, publish = [], durable.publish
+    monkeypatch.setattr(durable, "publish", lambda *args: seen.append(left.exists()) or publish(*args))
+    folder.commit(8, state(8))
+    assert seen == [False] * 3
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="store must be a folder that can be written"):

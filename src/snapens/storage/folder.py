@@ -92,6 +92,7 @@ class Folder:
         file = f"step-{step:09d}-{secrets.token_hex(6)}.safetensors"  # never used before in this folder
         elsewhere = {name: (stored.path.name, stored.name) for name, stored in shared.items()}
         elsewhere |= {name: elsewhere.get(first, (file, first)) for name, first in tied.items()}
+        self._sweep(Manifest.read(self.path / "manifest.json"))  # what a failed commit left may fill the disk
         try:
             digest = durable.publish(self._files / file, tensorfile.encode(own))
             self._known[file] = tensorfile.entries(self._files / file)

@@ -1,0 +1,119 @@
+"""What the core costs, as ratios of two things measured in one run: `make bench`.
+
+1. step(): beside the optimizer's own step, for a network of 100 tensors (aim: under 30 µs).
+2. commit(): a snapshot of 27 million parameters against writing and syncing as many bytes (aim: 1.5 × at most).
+3. A streamed ensemble of 10: what it adds to the peak memory of the process (aim: 1.3 models at most; Linux).
+"""
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from snapens import CyclicCosine, Ensemble, SnapshotEnsembler, Snapshots
+from snapens.weights import tensors
+
+
+def seconds(action) -> float:
+    os.sync()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def bench_step(repeats: int = 15, steps: int = 1000) -> str:
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(50)))
+    model(torch.randn(8, 32)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(10**9, 5))
+
+    def repeated(action):
+        for _ in range(steps):
+            action()
+
+    pairs = [
+        (seconds(lambda: repeated(optimizer.step)), seconds(lambda: repeated(ensembler.step))) for _ in range(repeats)
+    ]
+    theirs, ours = (statistics.median(column) / steps * 1e6 for column in zip(*pairs, strict=True))
+    return f"step(): {ours:.1f} µs, {ours / theirs:.1%} of the optimizer's {theirs:.0f} µs"
+
+
+def bench_commit(folder: Path, repeats: int = 8) -> str:
+    weights = {f"layer{k}": torch.randn(272_490) for k in range(100)}
+    size = sum(tensor.nbytes for tensor in weights.values())
+    store = Snapshots(folder / "commits")
+    store.open_to_write()
+
+    def write():
+        with open(folder / f"block{len(pairs)}", "wb") as file:  # a new file, as a snapshot is
+            for tensor in weights.values():
+                file.write(tensor.numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def commit():
+        store.commit(len(store.steps) + 1, weights)
+
+    pairs: list[tuple[float, ...]] = []
+    for _ in range(repeats):
+        for tensor in weights.values():
+            tensor.add_(1.0)
+        if len(pairs) % 2:
+            pairs.append((seconds(write), seconds(commit)))
+        else:
+            pairs.append((seconds(commit), seconds(write))[::-1])
+    plain, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    return f"commit(): {ratio:.2f} × writing {size / 1e6:.0f} MB and fsync ({ours:.3f} s against {plain:.3f} s)"
+
+
+def bench_streaming(folder: Path, members: int = 10) -> str:
+    if not Path("/proc/self/clear_refs").exists():
+        return "streamed ensemble: skipped, its peak is measured on Linux only"
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(26))).eval()
+    size = sum(tensor.nbytes for tensor in tensors(model).values())
+    store = Snapshots(folder / "members")
+    store.open_to_write()
+    for step in range(1, members + 1):
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.add_(1e-3)
+        store.commit(step, tensors(model))
+    batches = [torch.randn(64, 1024)] * 2
+
+    def alone():
+        with torch.no_grad():
+            for batch in batches:
+                model(batch)
+
+    def streamed():
+        Ensemble.load(folder / "members", model, resident=False).predict(batches)
+
+    streamed()  # what torch allocates once and for all is not the ensemble's
+    before, after = peak(alone), peak(streamed)
+    return (
+        f"streamed ensemble of {members}: {(after - before) / size:.2f} models added to the peak of {size / 1e6:.0f} MB"
+    )
+
+
+def peak(action) -> int:
+    """Bytes of the process's largest resident set while it acts."""
+    Path("/proc/self/clear_refs").write_text("5")
+    action()
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    print(
+        f"torch {torch.__version__}, {platform.platform()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    )
+    print(bench_step())
+    with tempfile.TemporaryDirectory(dir=".") as temporary:
+        print(bench_commit(Path(temporary)))
+        print(bench_streaming(Path(temporary)))

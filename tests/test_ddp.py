@@ -1,0 +1,111 @@
+"""Two processes on this machine: every rank steps, rank 0 alone writes, an error of its is raised on all."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import Net
+from torch.nn.parallel import DistributedDataParallel
+
+from snapens import CyclicCosine, SnapshotEnsembler, Snapshots, fresh_weights
+from snapens.errors import ArgumentError, NonFiniteError, StoreError
+
+pytestmark = pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="needs gloo")
+SCHEDULE = CyclicCosine(4, 2)
+
+
+def train(model, ensembler, steps):
+    for _ in range(steps):
+        model(torch.randn(6, 4)).square().mean().backward()
+        ensembler.optimizer.step()
+        ensembler.optimizer.zero_grad()
+        ensembler.step()
+
+
+def refused(error, action, words):
+    with pytest.raises(error, match=words):
+        action()
+
+
+def rank_main(rank, path, scenario):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(rank)
+        model = DistributedDataParallel(Net())
+        if scenario == "compiled":
+            model = torch.compile(model, backend="eager")
+        scenarios[scenario](rank, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), path)
+    finally:
+        dist.destroy_process_group()
+
+
+def plain(rank, model, optimizer, path):
+    ensembler = SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "run")
+    train(model, ensembler, 4)
+    assert ensembler.snapshots.steps == (2, 4)
+    assert Snapshots(path / "run").load(4).keys() == Net().state_dict().keys()
+    x = torch.ones(2, 4)
+    mine = ensembler.ensemble()(x)
+    theirs = [torch.empty_like(mine), torch.empty_like(mine)]
+    dist.all_gather(theirs, mine)
+    assert torch.equal(theirs[0], theirs[1])
+    state = ensembler.state_dict()
+    assert state["steps"] == [2, 4]
+    state.update(completed=2, steps=[2])
+    ensembler.load_state_dict(state)
+    train(model, ensembler, 2)
+    assert Snapshots(path / "run").steps == (2, 4)
+
+
+def fresh(rank, model, optimizer, path):
+    ensembler = SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "run", on_restart=fresh_weights(Net))
+    train(model, ensembler, 2)
+    weights = [torch.empty(3, 8), torch.empty(3, 8)]
+    dist.all_gather(weights, model.module.head.weight.detach())
+    assert torch.equal(weights[0], weights[1])
+
+
+def errors(rank, model, optimizer, path):
+    (path / "file").touch()
+    refused(StoreError, lambda: SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "file"), "can be written")
+    ensembler = SnapshotEnsembler(model, optimizer, SCHEDULE)
+    train(model, ensembler, 1)
+    with torch.no_grad():
+        model.module.head.bias.fill_(torch.nan)
+    refused(NonFiniteError, ensembler.step, "head.bias")
+    with torch.no_grad():
+        model.module.head.bias.zero_()
+    assert ensembler.step() == 2
+    if rank == 0:
+        assert ensembler.ensemble().steps == (2,)
+    else:
+        refused(ArgumentError, ensembler.ensemble, "only rank 0 has the snapshots")
+
+
+scenarios = {"plain": plain, "compiled": plain, "fresh": fresh, "errors": errors}
+
+
+@pytest.mark.parametrize("scenario", scenarios)
+def test_two_ranks(scenario, tmp_path):
+    mp.spawn(rank_main, args=(tmp_path, scenario), nprocs=2)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_fsdp_is_refused(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        new = Net()
+        fully_shard(new, mesh=init_device_mesh("cpu", (1,)))
+        for model in (new, FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with pytest.raises(ArgumentError, match="under FSDP, which is not supported yet"):
+                SnapshotEnsembler(model, optimizer, SCHEDULE)
+    finally:
+        dist.destroy_process_group()
