@@ -1,0 +1,27 @@
+"""Regression: members average their outputs, and where they differ the ensemble is unsure."""
+
+import torch
+from torch import nn
+
+from snapens import CyclicCosine, SnapshotEnsembler
+
+torch.manual_seed(0)
+x = torch.rand(200, 1) * 4 - 2
+y = torch.sin(3 * x) + 0.1 * torch.randn_like(x)
+model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(total_steps=1500, cycles=5))
+
+for _ in range(1500):
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    ensembler.step()
+
+ensemble = ensembler.ensemble(activation=None)
+inside, outside = torch.linspace(-2, 2, 50)[:, None], torch.linspace(3, 5, 50)[:, None]
+error = nn.functional.mse_loss(ensemble(inside), torch.sin(3 * inside)).sqrt()
+print(f"root mean squared error where there was data: {error:.3f}")
+for name, points in (("inside the data", inside), ("outside", outside)):
+    spread = ensemble.predict_members([points]).std(0).mean()
+    print(f"mean spread of the members {name}: {spread:.3f}")

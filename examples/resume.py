@@ -1,0 +1,46 @@
+"""Stop and resume anywhere: run this script again and again until it has finished.
+
+    python resume.py FOLDER [STOP_AFTER_STEPS]
+
+The checkpoint holds model, optimizer, random state and ensembler; the snapshots lie in FOLDER/run.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from snapens import CyclicCosine, Ensemble, SnapshotEnsembler
+
+folder = Path(sys.argv[1])
+stop_after = int(sys.argv[2]) if len(sys.argv) > 2 else 10**9
+checkpoint = folder / "checkpoint.pt"
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(300, cycles=3), store=folder / "run", resume=True)
+parts = {"model": model, "optimizer": optimizer, "ensembler": ensembler}
+
+if checkpoint.exists():
+    state = torch.load(checkpoint, weights_only=True)
+    torch.set_rng_state(state["random"])
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+print(f"starting at step {ensembler.completed}")
+
+while ensembler.completed < 300 and stop_after > 0:
+    nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(0, 3, (16,))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    ensembler.step()
+    stop_after -= 1
+    if ensembler.completed % 50 == 0:
+        state = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in parts.items()}}
+        torch.save(state, checkpoint.with_suffix(".new"))
+        checkpoint.with_suffix(".new").replace(checkpoint)  # whole or not at all
+
+if ensembler.completed == 300:
+    ensemble = Ensemble.load(folder / "run", model)
+    print(f"members {ensemble.steps}, {ensemble(torch.ones(1, 8))[0, 0]:.6f}")
