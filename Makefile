@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: test test-long lint docs bench
 
-test: lint
+test: lint docs
 	$(BIN)/pytest
 
 test-long: lint
@@ -18,7 +18,7 @@ lint: .venv/.ready
 	$(BIN)/mypy
 
 docs: .venv/.ready
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: .venv/.ready
 	$(BIN)/python bench/core.py

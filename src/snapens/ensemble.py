@@ -26,15 +26,16 @@ class Ensemble(nn.Module):
     Resident members are all on the device and share what their snapshots share; otherwise they are
     streamed through one replica, which costs the memory of one model, and `predict` is the way to use it.
 
-    >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
-    >>> for step, bias in ((4, [0.0, 0.0]), (8, [0.0, 1.0])):
-    ...     snapshots.commit(step, {"weight": torch.zeros(2, 1), "bias": torch.tensor(bias)})
-    >>> ensemble = Ensemble(snapshots, model)
-    >>> ensemble(torch.zeros(1, 1))  # the mean of (0.5, 0.5) and (0.2689, 0.7311)
-    tensor([[0.3845, 0.6155]])
-    >>> ensemble.last = 1
-    >>> ensemble(torch.zeros(1, 1))
-    tensor([[0.2689, 0.7311]])
+    Examples:
+        >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
+        >>> for step, bias in ((4, [0.0, 0.0]), (8, [0.0, 1.0])):
+        ...     snapshots.commit(step, {"weight": torch.zeros(2, 1), "bias": torch.tensor(bias)})
+        >>> ensemble = Ensemble(snapshots, model)
+        >>> ensemble(torch.zeros(1, 1))  # the mean of (0.5, 0.5) and (0.2689, 0.7311)
+        tensor([[0.3845, 0.6155]])
+        >>> ensemble.last = 1
+        >>> ensemble(torch.zeros(1, 1))
+        tensor([[0.2689, 0.7311]])
     """
 
     def __init__(

@@ -35,20 +35,21 @@ class SnapshotEnsembler:
     - `on_nonfinite`: "raise" at a minimum whose weights hold a NaN or infinity, or "skip" that snapshot.
     - `drive_lr`: False leaves the rates alone.
 
-    >>> model = nn.Linear(2, 2)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> from snapens import CyclicCosine
-    >>> ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(total_steps=4, cycles=2))
-    >>> for x in torch.randn(4, 8, 2):
-    ...     model(x).square().mean().backward()
-    ...     optimizer.step()
-    ...     optimizer.zero_grad()
-    ...     if (step := ensembler.step()) is not None:
-    ...         print("kept step", step)
-    kept step 2
-    kept step 4
-    >>> ensembler.ensemble(last=2)
-    Ensemble(steps=(2, 4), resident=True)
+    Examples:
+        >>> model = nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> from snapens import CyclicCosine
+        >>> ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(total_steps=4, cycles=2))
+        >>> for x in torch.randn(4, 8, 2):
+        ...     model(x).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     if (step := ensembler.step()) is not None:
+        ...         print("kept step", step)
+        kept step 2
+        kept step 4
+        >>> ensembler.ensemble(last=2)
+        Ensemble(steps=(2, 4), resident=True)
     """
 
     def __init__(

@@ -17,8 +17,9 @@ Floats = NDArray[np.float64]
 def error(probabilities: ArrayLike, labels: ArrayLike) -> Any:
     """The share of examples whose most probable class is wrong.
 
-    >>> float(error([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1]))
-    0.5
+    Examples:
+        >>> float(error([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1]))
+        0.5
     """
     p, y = _checked(probabilities, labels)
     return np.mean(p.argmax(-1) != y, axis=-1)
@@ -27,8 +28,9 @@ def error(probabilities: ArrayLike, labels: ArrayLike) -> Any:
 def nll(probabilities: ArrayLike, labels: ArrayLike) -> Any:
     """The mean negative log-likelihood of the labels, in nats; a probability of 0 counts as the least normal float32.
 
-    >>> round(float(nll([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
-    0.5108
+    Examples:
+        >>> round(float(nll([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
+        0.5108
     """
     return -np.mean(np.log(np.maximum(_of_label(*_checked(probabilities, labels)), np.finfo(np.float32).tiny)), axis=-1)
 
@@ -36,8 +38,9 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> Any:
 def brier(probabilities: ArrayLike, labels: ArrayLike) -> Any:
     """The mean over examples of the squared distance from the one-hot label, summed over classes (0 to 2).
 
-    >>> round(float(brier([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
-    0.37
+    Examples:
+        >>> round(float(brier([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
+        0.37
     """
     p, y = _checked(probabilities, labels)
     return np.mean(np.square(p).sum(-1) - 2 * _of_label(p, y) + 1, axis=-1)
@@ -46,8 +49,9 @@ def brier(probabilities: ArrayLike, labels: ArrayLike) -> Any:
 def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> Any:
     """The expected calibration error: |accuracy − confidence| in equal bins of confidence, weighted by their examples.
 
-    >>> round(float(ece([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
-    0.35
+    Examples:
+        >>> round(float(ece([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
+        0.35
     """
     p, y = _checked(probabilities, labels)
     if bins < 1:
@@ -61,8 +65,9 @@ def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> Any:
 def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: float) -> Any:
     """The accuracy on the most confident share of the examples (at least one); ties are taken in order.
 
-    >>> float(accuracy_at_coverage([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1], coverage=0.5))
-    1.0
+    Examples:
+        >>> float(accuracy_at_coverage([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1], coverage=0.5))
+        1.0
     """
     p, y = _checked(probabilities, labels)
     if not 0 < coverage <= 1:
@@ -75,9 +80,10 @@ def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: 
 def correlation(members: ArrayLike) -> Floats:
     """(members, members): the Pearson correlation of two members' softmax over examples × classes (Figure 6).
 
-    >>> correlation([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]]).round(4)
-    array([[1.    , 0.8437],
-           [0.8437, 1.    ]])
+    Examples:
+        >>> correlation([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]]).round(4)
+        array([[1.    , 0.8437],
+               [0.8437, 1.    ]])
     """
     p = _members(members)
     return np.atleast_2d(np.corrcoef(p.reshape(len(p), -1)))
@@ -86,9 +92,10 @@ def correlation(members: ArrayLike) -> Floats:
 def disagreement(members: ArrayLike) -> Floats:
     """(members, members): the share of examples on which two members choose different classes.
 
-    >>> disagreement([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]])
-    array([[0. , 0.5],
-           [0.5, 0. ]])
+    Examples:
+        >>> disagreement([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]])
+        array([[0. , 0.5],
+               [0.5, 0. ]])
     """
     votes = _members(members).argmax(-1)
     shares: Floats = np.mean(votes[:, None] != votes[None], axis=-1)
@@ -98,8 +105,9 @@ def disagreement(members: ArrayLike) -> Floats:
 def mutual_information(members: ArrayLike) -> Floats:
     """(examples,): entropy of the mean less the mean entropy, in nats: what the members know and do not share.
 
-    >>> mutual_information([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]).round(4)
-    array([0.6931, 0.    ])
+    Examples:
+        >>> mutual_information([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]).round(4)
+        array([0.6931, 0.    ])
     """
     p = _members(members)
     information: Floats = np.maximum(_entropy(p.mean(0)) - _entropy(p).mean(0), 0)

@@ -45,16 +45,17 @@ class CyclicCosine(Schedule):
 
     A cycle has `ceil(T / M)` steps; warm-up steps count inside T and the cycles divide what is left.
 
-    >>> schedule = CyclicCosine(total_steps=12, cycles=3)
-    >>> schedule
-    CyclicCosine(total_steps=12, cycles=3, warmup_steps=0, min_factor=0.0, snapshot_steps=(4, 8, 12))
-    >>> [round(schedule(step), 3) for step in range(5)]
-    [1.0, 0.854, 0.5, 0.146, 1.0]
-    >>> print(schedule.table(lr=0.1))
-    snapshot first step   its rate  last step   its rate
-           1          0        0.1          3    0.01464
-           2          4        0.1          7    0.01464
-           3          8        0.1         11    0.01464
+    Examples:
+        >>> schedule = CyclicCosine(total_steps=12, cycles=3)
+        >>> schedule
+        CyclicCosine(total_steps=12, cycles=3, warmup_steps=0, min_factor=0.0, snapshot_steps=(4, 8, 12))
+        >>> [round(schedule(step), 3) for step in range(5)]
+        [1.0, 0.854, 0.5, 0.146, 1.0]
+        >>> print(schedule.table(lr=0.1))
+        snapshot first step   its rate  last step   its rate
+               1          0        0.1          3    0.01464
+               2          4        0.1          7    0.01464
+               3          8        0.1         11    0.01464
     """
 
     total_steps: int
@@ -100,11 +101,12 @@ class StepDecay(Schedule):
 
     `snapshots` of them, spaced as `CyclicCosine` spaces its cycles, make the paper's NoCycle ensemble.
 
-    >>> schedule = StepDecay(total_steps=100, snapshots=5)
-    >>> schedule.snapshot_steps
-    (20, 40, 60, 80, 100)
-    >>> [round(schedule(step), 6) for step in (0, 49, 50, 74, 75, 99)]
-    [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    Examples:
+        >>> schedule = StepDecay(total_steps=100, snapshots=5)
+        >>> schedule.snapshot_steps
+        (20, 40, 60, 80, 100)
+        >>> [round(schedule(step), 6) for step in (0, 49, 50, 74, 75, 99)]
+        [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
 
     total_steps: int

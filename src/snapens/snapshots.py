@@ -40,12 +40,13 @@ class Snapshots:
     (say `torch.bfloat16`) are stored in it; without one, as they are. A tensor whose content equals
     that of the snapshot before, such as a frozen one, is stored once.
 
-    >>> snapshots = Snapshots()
-    >>> snapshots.commit(4, {"weight": torch.ones(2)})
-    >>> snapshots.steps
-    (4,)
-    >>> snapshots.load(4)
-    {'weight': tensor([1., 1.])}
+    Examples:
+        >>> snapshots = Snapshots()
+        >>> snapshots.commit(4, {"weight": torch.ones(2)})
+        >>> snapshots.steps
+        (4,)
+        >>> snapshots.load(4)
+        {'weight': tensor([1., 1.])}
     """
 
     def __init__(self, path: str | PathLike[str] | None = None, *, dtype: torch.dtype | None = None) -> None:
