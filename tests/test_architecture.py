@@ -14,9 +14,10 @@ ALLOWED = {
     "schedule": set(),
     "metrics": set(),
     "weights": set(),
+    "batches": set(),
     "storage": {"storage"},
     "snapshots": {"storage"},
-    "ensemble": {"snapshots", "weights"},
+    "ensemble": {"batches", "snapshots", "weights"},
     "ensembler": {"ensemble", "schedule", "snapshots", "weights"},
 }
 CORE = {"torch", "numpy"}
@@ -56,5 +57,6 @@ def test_every_public_name_is_there_and_an_unknown_one_is_an_attribute_error():
 
     assert all(getattr(snapens, name).__name__ == name for name in snapens.__all__)
     assert set(snapens.__all__) <= set(dir(snapens))
+    assert snapens.metrics.error([[1.0, 0.0]], [0]) == 0
     with pytest.raises(AttributeError, match="no attribute 'Snapshooter'"):
         snapens.Snapshooter  # noqa: B018

@@ -53,9 +53,11 @@ def plain(rank, model, optimizer, path):
     dist.all_gather(theirs, mine)
     assert torch.equal(theirs[0], theirs[1])
     state = ensembler.state_dict()
-    assert state["steps"] == [2, 4]
-    state.update(completed=2, steps=[2])
+    assert list(state["store"]["snapshots"]) == [2, 4]
+    state["completed"] = 2
     ensembler.load_state_dict(state)
+    assert ensembler.ensemble().steps == (2,)  # on both, though the folder still has step 4
+    dist.barrier()
     train(model, ensembler, 2)
     assert Snapshots(path / "run").steps == (2, 4)
 
@@ -82,7 +84,7 @@ def errors(rank, model, optimizer, path):
     if rank == 0:
         assert ensembler.ensemble().steps == (2,)
     else:
-        refused(ArgumentError, ensembler.ensemble, "only rank 0 has the snapshots")
+        refused(ArgumentError, ensembler.ensemble, "memory is that of rank 0 alone")
 
 
 scenarios = {"plain": plain, "compiled": plain, "fresh": fresh, "errors": errors}

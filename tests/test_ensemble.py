@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from snapens import Ensemble, Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError
@@ -20,8 +21,8 @@ def trained(make, steps=(4, 8, 12), path=None, **options):
     networks = []
     for step in steps:
         network = make()
-        network.norm.running_mean.normal_()
-        network.norm.running_var.uniform_(0.5, 2)
+        for value in network.state_dict().values():  # nothing in common
+            value.add_(torch.rand_like(value, dtype=torch.float32)) if value.is_floating_point() else value.add_(step)
         store.commit(step, tensors(network))
         networks.append(network.eval())
     return store, networks
@@ -275,6 +276,31 @@ def test_predict_reports_its_progress(make_net):
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+def test_progress_of_a_loader_without_a_length_has_no_total(make_net):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from X
+
+    store, _ = trained(make_net, steps=(4,))
+    seen = []
+    Ensemble(store, make_net()).predict(DataLoader(Stream(), 5), progress=lambda *args: seen.append(args))
+    assert seen == [(1, None), (2, None)]
+
+
+def test_packed_sequences_are_one_input():
+    class Lengths(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = nn.Parameter(torch.zeros(3))
+
+        def forward(self, packed):
+            assert isinstance(packed, PackedSequence)
+            return self.value.expand(len(packed.sorted_indices), 3)
+
+    packed = pack_sequence([torch.ones(3, 1), torch.ones(5, 1)], enforce_sorted=False)
+    assert Ensemble(pair(torch.ones(3), torch.zeros(3)), Lengths()).predict([packed]).shape == (2, 3)
+
+
 def test_predict_members_are_oldest_first_and_unweighted(make_net):
     store, networks = trained(make_net)
     each = Ensemble(store, make_net(), weights=[1, 2, 3]).predict_members([X[:4], X[4:]])
@@ -284,8 +310,8 @@ def test_predict_members_are_oldest_first_and_unweighted(make_net):
 
 
 class Shrinking:
-    def __init__(self):
-        self.batches = [X, X]
+    def __init__(self, batches):
+        self.batches = batches
 
     def __iter__(self):
         yield from self.batches
@@ -295,11 +321,14 @@ class Shrinking:
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
-        (iter([X]), "got an iterator"),
-        ((x for x in [X]), "got an iterator"),
+        (iter([X]), "got list_iterator: pass a DataLoader or a list"),
+        ((x for x in [X]), "got generator"),
+        (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
+        (DataLoader(TensorDataset(X), batch_sampler=BatchSampler(RandomSampler(X), 5, False)), "got a RandomSampler"),
+        (Shrinking([X[:5], X[:1], X[:5]]), "the same batches for every member"),
         (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False"),
-        (Shrinking(), "the same batches for every member, got 2 and then 1"),
-        ([], "loader must yield"),
+        (Shrinking([X, X]), "the same batches for every member"),
+        ([], "and at least one"),
     ],
 )
 def test_a_loader_that_would_mix_up_examples_is_refused(make_net, loader, words):
@@ -380,6 +409,33 @@ def test_resident_members_share_what_their_snapshots_share():
     torch.testing.assert_close(moved, torch.stack(each).mean(0).double(), atol=1e-6, rtol=0)
 
 
+def test_snapshots_can_be_chosen_by_their_steps(make_net):
+    store, networks = trained(make_net)
+    ensemble = Ensemble(store, make_net(), steps=(4, 12))
+    assert ensemble.steps == (4, 12)
+    torch.testing.assert_close(ensemble(X).double(), mean_of([networks[0], networks[2]]), atol=1e-6, rtol=0)
+    with pytest.raises(ArgumentError, match=r"step must be one of \(4, 8, 12\), got 5"):
+        Ensemble(store, make_net(), steps=(5,))
+
+
+def test_a_damaged_snapshot_matters_only_to_an_ensemble_that_needs_it(make_net, tmp_path):
+    _, networks = trained(make_net, path=tmp_path)
+    next((tmp_path / "snapshots").glob("step-000000004-*")).write_bytes(b"")
+    ensemble = Ensemble.load(tmp_path, make_net(), last=2)
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks[1:]), atol=1e-6, rtol=0)
+    with pytest.raises(DamagedError):
+        ensemble.last = 3
+    assert ensemble.last == 2
+
+
+def test_an_ensemble_built_in_inference_mode_works_outside_it(make_net, resident):
+    store, _ = trained(make_net)
+    with torch.inference_mode():
+        ensemble = Ensemble(store, make_net(), resident=resident)
+        inside = ensemble(X)
+    assert torch.equal(ensemble(X), inside)
+
+
 def test_more_members_are_read_when_last_is_raised(make_net, tmp_path):
     store, networks = trained(make_net, path=tmp_path)
     ensemble = Ensemble(store, make_net(), last=1)
@@ -418,6 +474,8 @@ def edited(make_net, change):
         (lambda s: s.update(more=torch.ones(1)), "got extra more"),
         (lambda s: s.update({"head.bias": torch.ones(4)}), r"got head.bias has shape \(4,\), the model's is \(3,\)"),
         (lambda s: s.update({"head.bias": torch.ones(3, dtype=torch.int64)}), "head.bias has dtype torch.int64"),
+        (lambda s: s.update({"norm.num_batches_tracked": torch.tensor(1, dtype=torch.int32)}), "dtype torch.int32"),
+        (lambda s: s.update({"mix.weight": torch.ones(8, 8)}), "mix.weight is tied to again.weight in the model alone"),
     ],
 )
 def test_a_snapshot_of_another_architecture_is_refused_precisely(make_net, change, words):
@@ -449,7 +507,7 @@ class Uncopyable(nn.Linear):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda store, net: Ensemble(Snapshots(), net), "at least one snapshot, got Snapshots() with none"),
+        (lambda store, net: Ensemble(Snapshots(), net), "at least one, got Snapshots() with none"),
         (
             lambda store, net: Ensemble(store, net, activation="sigmoid"),
             "activation must be 'softmax', None or a callable",
@@ -459,7 +517,7 @@ class Uncopyable(nn.Linear):
         (lambda store, net: Ensemble(store, net, weights=[1, 2, float("nan")]), "weights must be"),
         (lambda store, net: Ensemble(store, net, weights=[0, 0, 0]), "weights must not all be 0"),
         (lambda store, net: Ensemble(store, net.to("meta")), "on the meta device"),
-        (lambda store, net: Ensemble(store, Uncopyable(1, 1)), "copy.deepcopy can copy (only leaves can be copied)"),
+        (lambda store, net: Ensemble(store, Uncopyable(1, 1)), "copy.deepcopy can copy, got only leaves can be copied"),
     ],
 )
 def test_bad_arguments_are_refused(make_net, build, words):

@@ -18,7 +18,7 @@ from snapens import (
     fresh_weights,
     reset_momentum,
 )
-from snapens.errors import ArgumentError, FinishedError, MismatchError, NonFiniteError, StoreError
+from snapens.errors import ArgumentError, FinishedError, LockedError, MismatchError, NonFiniteError, StoreError
 from snapens.weights import tensors
 
 SCHEDULE = CyclicCosine(12, 3)
@@ -123,6 +123,17 @@ def test_a_group_added_on_the_way_follows_with_a_peak_of_its_own(net):
     optimizer.add_param_group({"params": [net.module.weight], "lr": 0.03})
     _, rates, _ = train(net, optimizer, ensembler, 2)
     assert rates[1] == [0.1 * SCHEDULE(5), 0.03 * SCHEDULE(5)]
+
+
+def test_groups_added_to_an_optimizer_with_one_tensor_for_all_rates_have_peaks_of_their_own(net):
+    optimizer = torch.optim.SGD([net.head.weight], lr=torch.tensor(0.5))
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
+    train(net, optimizer, ensembler, 2)
+    optimizer.add_param_group({"params": [net.module.weight]})
+    train(net, optimizer, ensembler, 2)
+    optimizer.add_param_group({"params": [net.module.bias]})
+    _, rates, _ = train(net, optimizer, ensembler, 2)
+    assert rates[1] == pytest.approx([0.5 * SCHEDULE(5)] * 3)
 
 
 def test_initial_lr_left_by_an_earlier_run_is_the_peak_as_for_torchs_schedulers(net):
@@ -302,8 +313,8 @@ def test_the_state_is_plain_values_and_loads_with_weights_only(net, tmp_path):
         ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=store)
         train(net, optimizer, ensembler, 5)
         state = saved(ensembler.state_dict())
-        assert (state["completed"], state["steps"]) == (5, [4])
-    assert state["snapshots"] == {}
+        assert (state["completed"], list(state["store"]["snapshots"])) == (5, [4])
+    assert state["held"] == {}
 
 
 def test_a_memory_store_travels_in_the_checkpoint_and_stays_shared(make_net):
@@ -344,7 +355,7 @@ def test_resuming_without_a_checkpoint_replaces_nothing(net, tmp_path):
     train(net, optimizer, ensembler, 5)
     ensembler.snapshots.close()
     again = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path, resume=True)
-    with pytest.raises(MismatchError, match=r"holds the snapshots of steps \(4,\), but this run is at step 0"):
+    with pytest.raises(MismatchError, match=r"holds the snapshots of steps \[4\], but this run is at step 0"):
         again.step()
     assert Snapshots(tmp_path).steps == (4,)
 
@@ -368,7 +379,7 @@ def test_a_folder_that_holds_another_run_is_refused(make_net, tmp_path):
     with pytest.raises(StoreError, match="which holds those of steps 4"):
         SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path / "a")
     again = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path / "a", resume=True)
-    with pytest.raises(MismatchError, match=f"store must be that of the checkpoint .run {states['b']['store']}"):
+    with pytest.raises(MismatchError, match=f"store must be that of the checkpoint .run {states['b']['store']['run']}"):
         again.load_state_dict(states["b"])
     assert again.snapshots.steps == (4,)
 
@@ -385,9 +396,23 @@ def test_a_folder_that_lost_a_snapshot_of_the_checkpoint_is_refused(net, tmp_pat
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
     train(net, optimizer, ensembler, 5)
     state = ensembler.state_dict()
-    state["steps"] = [2, 4]
-    with pytest.raises(MismatchError, match=r"lost steps \[2\]: restore the folder"):
+    state["store"]["snapshots"] = {2: "gone", **state["store"]["snapshots"]}
+    with pytest.raises(MismatchError, match=r"lost or replaced \[2\]: restore the folder"):
         ensembler.load_state_dict(state)
+
+
+def test_a_checkpoint_of_a_path_that_was_left_is_refused(net, tmp_path):
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
+    train(net, optimizer, ensembler, 3)
+    early = ensembler.state_dict()
+    train(net, optimizer, ensembler, 2)
+    late = ensembler.state_dict()
+    ensembler.load_state_dict(early)
+    train(net, optimizer, ensembler, 2)  # keeps step 4 of another path
+    with pytest.raises(MismatchError, match=r"lost or replaced \[4\]"):
+        ensembler.load_state_dict(late)
+    assert ensembler.snapshots.steps == (4,)
 
 
 def test_a_schedule_of_your_own_resumes_in_another_process(net):
@@ -405,11 +430,52 @@ def test_a_schedule_of_your_own_resumes_in_another_process(net):
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_that_is_not_positive_and_finite_is_refused(net, lr):
+def test_a_rate_that_is_not_positive_and_finite_is_refused_before_anything_is_made(net, tmp_path, lr):
     optimizer = sgd(net)
     optimizer.param_groups[0]["lr"] = lr
     with pytest.raises(ArgumentError, match="lr must be a finite number greater than 0 in every parameter group, got"):
-        SnapshotEnsembler(net, optimizer, SCHEDULE)
+        SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+def test_weights_that_could_never_be_kept_are_refused_at_the_start(net, tmp_path):
+    net.register_buffer("mask", torch.full((2,), -math.inf))
+    with pytest.raises(NonFiniteError, match=r"at step 0 in mask: .*persistent=False"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_snapshot_steps_of_your_own_must_ascend_to_the_end(net):
+    class Own(StepDecay):
+        snapshot_steps = (2, 6)
+
+        def __init__(self):
+            object.__setattr__(self, "total_steps", 4)
+
+    with pytest.raises(ArgumentError, match=r"snapshot_steps must ascend to total_steps=4, got \(2, 6\)"):
+        SnapshotEnsembler(net, sgd(net), Own())
+
+
+def test_a_finished_run_lets_go_of_its_folder_and_can_still_be_taken_back(net, tmp_path):
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
+    train(net, optimizer, ensembler, 9)
+    state = ensembler.state_dict()
+    train(net, optimizer, ensembler, 3)
+    other = Snapshots(tmp_path)
+    other.open_to_write(resume=True)
+    with pytest.raises(LockedError):
+        ensembler.load_state_dict(state)
+    other.close()
+    ensembler.load_state_dict(state)
+    train(net, optimizer, ensembler, 3)
+    assert ensembler.ensemble().steps == Snapshots(tmp_path).steps == (4, 8, 12)
+
+
+def test_a_run_that_is_closed_can_be_begun_anew_in_the_same_process(net, tmp_path):
+    SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path).close()
+    SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
 
 
 def test_an_optimizer_of_another_model_is_refused(net):

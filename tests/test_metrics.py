@@ -84,6 +84,8 @@ def test_mutual_information_equals_scipys_entropies(members):
 def test_tensors_of_any_float_type_are_taken(members, labels):
     p = torch.tensor(members, dtype=torch.float32)
     assert metrics.nll(p, torch.tensor(labels)) == pytest.approx(metrics.nll(members, labels), rel=1e-5)
+    halves = torch.tensor([[0.25, 0.75]], dtype=torch.bfloat16, requires_grad=True)
+    assert metrics.error(halves, [1]) == 0
 
 
 @pytest.mark.parametrize(

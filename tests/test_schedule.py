@@ -68,6 +68,10 @@ def test_step_decay_equals_torchs_multi_step():
     assert schedule.snapshot_steps == (40, 80, 120, 160, 200)
 
 
+def test_milestones_come_at_the_nearest_step_whatever_their_product_rounds_to():
+    assert [StepDecay(100, milestones=(0.55,))(step) for step in (54, 55)] == [1.0, 0.1]
+
+
 def test_snapshots_end_the_cycles_and_never_come_a_step_late():
     schedule = CyclicCosine(12, 3)
     assert schedule.snapshot_steps == (4, 8, 12)

@@ -76,6 +76,26 @@ def test_tied_channels_last_and_sliced_tensors_are_kept(store):
     assert equal(store.load(8), odd)
 
 
+def test_tensors_that_wrap_others_are_not_taken_for_tied():
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            inside = [arg.inner if isinstance(arg, Wrapper) else arg for arg in args]
+            result = function(*inside, **(kwargs or {}))
+            return Wrapper(result) if function is torch.ops.aten.detach.default else result
+
+    store = Snapshots()
+    store.commit(1, {"a": Wrapper(torch.zeros(2)), "b": Wrapper(torch.ones(2))})
+    assert store.load(1)["b"].tolist() == [1, 1]
+
+
 def test_what_does_not_change_is_stored_once_whatever_was_frozen(folder):
     base, adapter = torch.randn(500_000), torch.randn(10)
     for step in (1, 2, 3):
@@ -218,6 +238,64 @@ os._exit(0)
     worker.stdin.close()
 
 
+def test_a_lock_lost_to_another_descriptor_is_taken_again_before_a_commit(folder):
+    open(folder.path / "writer.lock").close()  # what shutil.copytree does, and POSIX drops the lock
+    folder.commit(4, state(1))
+    done = subprocess.run([sys.executable, "-c", OTHER, str(folder.path)], capture_output=True, text=True, check=False)
+    assert "LockedError" in done.stderr
+
+
+def test_a_forked_worker_cannot_commit(tmp_path):
+    code = """
+import os, sys, torch
+from snapens import Snapshots
+from snapens.errors import LockedError
+store = Snapshots(sys.argv[1])
+store.open_to_write()
+if (child := os.fork()) == 0:
+    try:
+        store.commit(4, {"w": torch.ones(1)})
+    except LockedError:
+        os._exit(7)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+store.commit(4, {"w": torch.ones(1)})
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_a_lock_that_the_system_cannot_give_is_no_second_writer(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(durable.fcntl, "lockf", no_locks)
+    with pytest.raises(StoreError, match=r"can be written, got .*No locks available") as caught:
+        Snapshots(tmp_path).open_to_write()
+    assert not isinstance(caught.value, LockedError)
+
+
+def test_a_store_opened_by_hand_is_refused_like_a_folder_unless_resumed(store):
+    store.commit(4, state(1))
+    with pytest.raises(StoreError, match="without snapshots"):
+        store.open_to_write()
+    store.commit(8, state(2))  # and is as open as before
+
+
+def test_a_path_is_meant_from_where_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Snapshots("run")
+    store.open_to_write()
+    monkeypatch.chdir("/")
+    store.commit(4, state(1))
+    assert Snapshots(tmp_path / "run").steps == (4,)
+
+
+def test_a_file_is_no_folder_of_snapshots(tmp_path):
+    (tmp_path / "weights.pt").touch()
+    with pytest.raises(StoreError, match=r"must be a folder that holds manifest\.json"):
+        Snapshots(tmp_path / "weights.pt").steps  # noqa: B018
+
+
 def test_steps_only_rise(store):
     store.commit(4, state(1))
     with pytest.raises(ArgumentError, match="step must be greater than 4, the last one committed, got 4"):
@@ -301,7 +379,7 @@ def test_a_snapshot_with_one_bit_changed_is_refused(folder):
 
 
 def test_a_snapshot_that_is_gone_is_named(folder):
-    assert "is not there" in str(damaged(folder, Path.unlink).value)
+    assert "cannot be read" in str(damaged(folder, Path.unlink).value)
 
 
 def test_a_tensor_said_to_lie_where_it_does_not_is_refused(folder):
@@ -309,7 +387,7 @@ def test_a_tensor_said_to_lie_where_it_does_not_is_refused(folder):
         folder.commit(step, {"frozen": torch.ones(2), "w": torch.full((1,), step)})
     path = folder.path / "manifest.json"
     path.write_text(path.read_text().replace('"frozen"\n', '"other"\n'))
-    with pytest.raises(DamagedError, match="a tensor 'other' that its file does not hold"):
+    with pytest.raises(DamagedError, match="step 8 needs 'other', which"):
         Snapshots(folder.path).load(8)
 
 

@@ -42,6 +42,19 @@ def test_compiled_children_leave_no_trace_in_the_names(make_net):
     assert tensors(compiled)["1.0.head.weight"] is compiled[1]._orig_mod[0]._orig_mod.head.weight
 
 
+def test_a_compiled_child_with_two_names_leaves_no_trace_in_either():
+    model = nn.Module()
+    model.a = model.b = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert set(tensors(model)) == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
+def test_a_state_changed_by_a_hook_is_refused():
+    model = nn.Linear(1, 1)
+    model.register_state_dict_post_hook(lambda module, state, *_: state.update(bias=state["bias"].half()))
+    with pytest.raises(ArgumentError, match="got 'bias', which extra state or a hook put there"):
+        tensors(model)
+
+
 def test_the_tensors_are_the_live_ones(net):
     assert tensors(net)["head.weight"] is net.head.weight
     assert tensors(net)["norm.running_mean"] is net.norm.running_mean
@@ -52,5 +65,5 @@ def test_a_state_that_is_no_tensor_is_refused():
         def get_extra_state(self):
             return {"a": 1}
 
-    with pytest.raises(ArgumentError, match="only tensors in its state_dict, got dict '_extra_state'"):
+    with pytest.raises(ArgumentError, match="only parameters and buffers in its state_dict, got '_extra_state'"):
         tensors(Odd(1, 1))

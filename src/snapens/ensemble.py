@@ -1,20 +1,19 @@
 """Ensemble: a module that averages what the last m snapshots predict."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from os import PathLike
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from .batches import arguments, check_order, count, each, first, joined, scores
 from .errors import ArgumentError, MismatchError
 from .snapshots import Entry, Snapshots
 from .weights import tensors, unwrap
 
-Output = Tensor | dict[str, Tensor]
-"""What a member returns: a tensor of scores, or several by name."""
+Progress = Callable[[int, int | None], object]
 
 
 class Ensemble(nn.Module):
@@ -22,9 +21,10 @@ class Ensemble(nn.Module):
 
     `model` is any instance of the architecture; it is copied and never touched. Scores are turned
     into probabilities along `dim` by `activation` ("softmax", None, or any callable of a tensor) and
-    averaged in float32 or wider, with `weights` (one a snapshot, oldest first) where they are given.
-    Resident members are all on the device and share what their snapshots share; otherwise they are
-    streamed through one replica, which costs the memory of one model, and `predict` is the way to use it.
+    averaged in float32 or wider, with `weights` (one a snapshot, oldest first) where they are given;
+    `steps` chooses snapshots, all of them by default. Resident members are all on the device, share what
+    their snapshots share, and pass gradients to an input that asks for them. Otherwise they are streamed
+    through one replica, which costs the memory of one model, and `predict` is the way to use it.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
@@ -49,21 +49,19 @@ class Ensemble(nn.Module):
         weights: Sequence[float] | None = None,
         resident: bool = True,
         device: torch.device | str | None = None,
+        steps: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if not snapshots.steps:
-            raise ArgumentError(
-                f"snapshots must hold at least one snapshot, got {snapshots} with none: train to the end of a cycle"
-            )
         if isinstance(activation, str) and activation != "softmax":
             raise ArgumentError(f"activation must be 'softmax', None or a callable, got {activation!r}")
         self.activation, self.dim, self.resident = activation, dim, resident
-        self._steps = snapshots.steps[::-1]  # newest first, as everywhere below
-        self._entries = [snapshots.entries(step) for step in self._steps]
+        self._snapshots = snapshots
+        self._steps = sorted(snapshots.steps if steps is None else steps, reverse=True)  # newest first, as all below
+        if not self._steps:
+            raise ArgumentError(f"snapshots must hold at least one, got {snapshots} with none: train to a cycle's end")
         self._weights = _checked_weights(weights, len(self._steps))
+        self._entries: list[Mapping[str, Entry]] = []  # what the members are made of, as far as they were needed
         self._replicas = nn.ModuleList([_copied(model, device)])
-        for step, entries in zip(self._steps, self._entries, strict=True):
-            _check_fit(step, entries, tensors(self._replicas[0]))
         self._loaded: list[Mapping[str, Entry]] = [{}]  # what each replica holds
         self.last = len(self._steps) if last is None else last
         self.eval()
@@ -86,14 +84,18 @@ class Ensemble(nn.Module):
             raise ArgumentError(
                 f"weights must not all be 0 for the last {last} members: raise last or change the weights"
             )
-        self._last = last
+        for step in self._steps[len(self._entries) : last]:
+            entries = self._snapshots.entries(step)
+            _check_fit(step, entries, tensors(self._replicas[0]))
+            self._entries.append(entries)
         for index in range(last if self.resident else 1):
             self._member(index)
+        self._last = last
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps of the members that are averaged, oldest first."""
-        return self._steps[: self.last][::-1]
+        return tuple(self._steps[: self.last][::-1])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The members' mean for one batch, whatever arguments the model takes."""
@@ -102,19 +104,15 @@ class Ensemble(nn.Module):
 
     def anytime(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
         """(k, mean of the last k members) for k = 1 … m: stop whenever the answer is good enough."""
-        total: Output | None = None
+        total = None
         for index in range(self.last):
             output = self._weighted(index, args, kwargs)
-            total = output if total is None else _map(torch.add, total, output)
+            total = output if total is None else each(torch.add, total, output)
             if weight := sum(self._weights[: index + 1]):
-                yield index + 1, _map(lambda tensor, w=weight: tensor / w, total)
+                yield index + 1, each(lambda tensor, w=weight: tensor / w, total)
 
     def predict(
-        self,
-        loader: Iterable[Any],
-        *,
-        inputs: Callable[[Any], Any] | None = None,
-        progress: Callable[[int, int | None], object] | None = None,
+        self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
     ) -> Any:
         """The members' mean for all batches of a loader, joined on the CPU; each member is loaded once.
 
@@ -123,21 +121,17 @@ class Ensemble(nn.Module):
         returns is several arguments. The loader is gone through once a member and must keep its order.
         `progress` is called after every batch with the batches done and those there are (None if unknown).
         """
-        total: list[Output] = []
-        for index, outputs in enumerate(self._passes(loader, inputs, progress)):
-            total = [_map(torch.add, *pair) for pair in zip(total, outputs, strict=True)] if index else outputs
-        return _map(lambda tensor: tensor / sum(self._weights[: self.last]), _joined(total))
+        total: list[Any] = []
+        for outputs in self._passes(loader, inputs, progress, weighted=True):
+            total = [each(torch.add, *pair) for pair in zip(total, outputs, strict=True)] if total else outputs
+        return each(lambda tensor: tensor / sum(self._weights[: self.last]), joined(total))
 
     def predict_members(
-        self,
-        loader: Iterable[Any],
-        *,
-        inputs: Callable[[Any], Any] | None = None,
-        progress: Callable[[int, int | None], object] | None = None,
+        self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
     ) -> Any:
-        """As `predict`, but (members, examples, classes), oldest member first and unweighted: what `metrics` takes."""
-        each = [_joined(outputs) for outputs in self._passes(loader, inputs, progress, weighted=False)]
-        return _map(lambda *members: torch.stack(members[::-1]), *each)
+        """As `predict`, but (members, examples, classes), oldest first and unweighted: what `metrics` takes."""
+        members = [joined(outputs) for outputs in self._passes(loader, inputs, progress, weighted=False)]
+        return each(lambda *newest_first: torch.stack(newest_first[::-1]), *members)
 
     def train(self, mode: bool = True) -> Self:
         """Members predict as they were evaluated: evaluation mode, whatever is asked for."""
@@ -147,39 +141,32 @@ class Ensemble(nn.Module):
         return f"Ensemble(steps={self.steps}, resident={self.resident})"
 
     def _passes(
-        self,
-        loader: Iterable[Any],
-        inputs: Callable[[Any], Any] | None,
-        progress: Callable[[int, int | None], object] | None,
-        weighted: bool = True,
-    ) -> Iterator[list[Output]]:
+        self, loader: Iterable[Any], inputs: Callable[[Any], Any], progress: Progress | None, weighted: bool
+    ) -> Iterator[list[Any]]:
         """The outputs for every batch, member after member, newest first."""
-        _check_order(loader)
+        check_order(loader)
         device = next(iter(tensors(self._replicas[0]).values())).device
-        batches = len(loader) * self.last if isinstance(loader, Sized) else None
-        done, expected = 0, None
+        batches, done, shapes = count(loader), 0, None
         for index in range(self.last):
             outputs = []
             for batch in loader:
-                args, kwargs = _call(_moved((inputs or _first)(batch), device))
+                args, kwargs = arguments(inputs(batch), device)
                 with torch.no_grad():
-                    output = self._weighted(index, args, kwargs) if weighted else self._output(index, args, kwargs)
-                outputs.append(_map(Tensor.cpu, output))
+                    output = (self._weighted if weighted else self._output)(index, args, kwargs)
+                outputs.append(each(Tensor.cpu, output))
                 done += 1
                 if progress is not None:
-                    progress(done, batches)
-            if expected not in (None, len(outputs)) or not outputs:
-                raise ArgumentError(
-                    f"loader must yield the same batches for every member, got {expected} and then {len(outputs)}"
-                )
-            expected = len(outputs)
+                    progress(done, None if batches is None else batches * self.last)
+            before, shapes = shapes, [each(lambda tensor: tensor.shape, output) for output in outputs]
+            if not outputs or before not in (None, shapes):
+                raise ArgumentError("loader must yield the same batches for every member, and at least one: use a list")
             yield outputs
 
     def _weighted(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _map(lambda tensor: tensor * self._weights[index], self._output(index, args, kwargs))
+        return each(lambda tensor: tensor * self._weights[index], self._output(index, args, kwargs))
 
     def _output(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _map(self._activated, _scores(self._member(index)(*args, **kwargs)))
+        return each(self._activated, scores(self._member(index)(*args, **kwargs)))
 
     def _activated(self, scores: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -202,19 +189,19 @@ class Ensemble(nn.Module):
             self._loaded[slot] = entries
         return self._replicas[slot]
 
+    @torch.inference_mode(False)
     def _sibling(self, entries: Mapping[str, Entry]) -> nn.Module:
         """One more replica, made of the tensors that are on the device already wherever the content is the same."""
-        bank = {
-            entry: live
-            for replica, held in zip(self._replicas, self._loaded, strict=True)
-            for name, live in tensors(replica).items()
-            for entry in [held[name]]
-        }
-        first = tensors(self._replicas[0])
-        self._loaded.append({name: entry for name, entry in entries.items() if entry in bank})
-        return deepcopy(self._replicas[0], {id(first[name]): bank[entry] for name, entry in self._loaded[-1].items()})
+        bank: dict[Entry, Tensor] = {}
+        for replica, held in zip(self._replicas, self._loaded, strict=True):
+            bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
+        shared = {name: entry for name, entry in entries.items() if entry in bank}
+        self._loaded.append(shared)
+        newest = tensors(self._replicas[0])
+        return deepcopy(self._replicas[0], {id(newest[name]): bank[entry] for name, entry in shared.items()})
 
 
+@torch.inference_mode(False)
 def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
     if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
         raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
@@ -222,7 +209,7 @@ def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
         copy = deepcopy(unwrap(model))
     except Exception as error:
         raise ArgumentError(
-            f"model must be one that copy.deepcopy can copy ({error}): pass a freshly built instance"
+            f"model must be one that copy.deepcopy can copy, got {error}: pass another instance"
         ) from error
     return copy.to(device).eval().requires_grad_(False)
 
@@ -231,27 +218,18 @@ def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tenso
     """A snapshot must have the model's tensors, all of them and no others, in their shapes."""
     wrong = [f"missing {name}" for name in live.keys() - entries.keys()]
     wrong += [f"extra {name}" for name in entries.keys() - live.keys()]
-    for name in live.keys() & entries.keys():
-        stored, wanted = entries[name], live[name]
+    firsts: dict[int, str] = {}
+    for name in sorted(live.keys() & entries.keys()):
+        stored, wanted, tied = entries[name], live[name], firsts.setdefault(id(live[name]), name)
         if stored.shape != tuple(wanted.shape):
             wrong.append(f"{name} has shape {stored.shape}, the model's is {tuple(wanted.shape)}")
-        elif stored.dtype.is_floating_point != wanted.dtype.is_floating_point:
+        elif stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
             wrong.append(f"{name} has dtype {stored.dtype}, the model's is {wanted.dtype}")
+        elif entries[tied] != stored:
+            wrong.append(f"{name} is tied to {tied} in the model alone")
     if wrong:
         shown = "; ".join(sorted(wrong)[:10]) + (f"; and {len(wrong) - 10} more" if len(wrong) > 10 else "")
         raise MismatchError(f"model must be of the architecture of the snapshot of step {step}, got {shown}")
-
-
-def _check_order(loader: Iterable[Any]) -> None:
-    if isinstance(loader, Iterator):
-        raise ArgumentError(
-            "loader must be an iterable to go through once a member, got an iterator: pass a DataLoader or a list"
-        )
-    sampler = loader.sampler if isinstance(loader, DataLoader) else None
-    if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
-        raise ArgumentError(
-            f"loader must keep its order from member to member, got a {type(sampler).__name__}: use shuffle=False"
-        )
 
 
 def _checked_weights(weights: Sequence[float] | None, members: int) -> list[float]:
@@ -260,43 +238,3 @@ def _checked_weights(weights: Sequence[float] | None, members: int) -> list[floa
     if len(checked) != members or not all(0 <= weight < float("inf") for weight in checked):
         raise ArgumentError(f"weights must be {members} finite numbers of at least 0, one a snapshot, got {weights!r}")
     return checked
-
-
-def _scores(output: Any) -> Output:
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
-    if isinstance(logits, Tensor):
-        return logits
-    if isinstance(output, Mapping) and output and all(isinstance(value, Tensor) for value in output.values()):
-        return dict(output)
-    raise ArgumentError(
-        f"model must return a tensor, a mapping of tensors or something with .logits, got {type(output).__name__}"
-    )
-
-
-def _map(function: Callable[..., Tensor], *outputs: Any) -> Any:
-    """Apply a function to tensors, or key by key to dictionaries of them."""
-    if isinstance(outputs[0], Tensor):
-        return function(*outputs)
-    return {key: function(*(output[key] for output in outputs)) for key in outputs[0]}
-
-
-def _joined(outputs: list[Output]) -> Any:
-    return _map(lambda *batches: torch.cat(batches), *outputs)
-
-
-def _first(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(_moved(item, device) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
-def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}

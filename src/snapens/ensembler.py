@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from .ensemble import Ensemble
 from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .schedule import Schedule
-from .snapshots import Snapshots
+from .snapshots import Snapshots, check_finite
 from .weights import layers, refuse_sharded, tensors
 
 log = logging.getLogger("snapens")
@@ -69,22 +70,22 @@ class SnapshotEnsembler:
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         refuse_sharded(model)
         _check_owner(model, optimizer)
+        _check_order(schedule)
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
         self.snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
         self._kept = model if keep is None else keep
         self._on_restart, self._skip, self._drives = on_restart, on_nonfinite == "skip", drive_lr
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._completed = 0
-        self._group = next(
-            (layer.process_group for layer in layers(model) if isinstance(layer, DistributedDataParallel)), None
-        )
+        self._group = next((w.process_group for w in layers(model) if isinstance(w, DistributedDataParallel)), None)
+        check_finite(tensors(self._kept), step=0)  # now rather than after a whole cycle
+        peaks = [_peak(group) for group in optimizer.param_groups] if drive_lr else "set by the user"
         self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
-        self._unloaded = bool(self.snapshots.steps)
-        if drive_lr:
-            for group in optimizer.param_groups:
-                group["initial_lr"] = _peak(group)
-            self._set_rates()
-        log.info("%r; peak rates %s", schedule, [group.get("initial_lr") for group in optimizer.param_groups])
+        self._unloaded = bool(self._identity["snapshots"])
+        if drive_lr and isinstance(shared := optimizer.defaults.get("lr"), Tensor):
+            optimizer.defaults["lr"] = shared.clone()  # groups added later must not start from a lowered rate
+        self._set_rates()
+        log.info("%r; peak rates %s", schedule, peaks)
 
     @property
     def completed(self) -> int:
@@ -98,7 +99,7 @@ class SnapshotEnsembler:
         """
         if self._unloaded:
             raise MismatchError(
-                f"store holds the snapshots of steps {self.snapshots.steps}, but this run is at step 0: "
+                f"store holds the snapshots of steps {list(self._identity['snapshots'])}, but this run is at step 0: "
                 "call load_state_dict() with the checkpoint to resume from, or use another store"
             )
         if self._completed >= self.schedule.total_steps:
@@ -108,8 +109,9 @@ class SnapshotEnsembler:
         completed = self._completed + 1
         kept = completed in self._minima and self._commit(completed)
         self._completed = completed
-        if self._drives:
-            self._set_rates()
+        self._set_rates()
+        if completed == self.schedule.total_steps:
+            self.close()
         if self._on_restart is not None and completed in self._restarts:
             self._on_restart(self)
         return completed if kept else None
@@ -117,52 +119,49 @@ class SnapshotEnsembler:
     def ensemble(self, **options: Any) -> Ensemble:
         """The ensemble of the snapshots so far; `options` are those of `Ensemble`, `last=` first of all."""
         if self.snapshots.path is None and self._rank != 0:
-            raise ArgumentError(
-                "store must be a folder for an ensemble on every rank: in memory, only rank 0 has the snapshots"
-            )
-        return Ensemble(self.snapshots, self._kept, **options)
+            raise ArgumentError("store must be a folder for an ensemble on every rank: memory is that of rank 0 alone")
+        return Ensemble(self.snapshots, self._kept, **{"steps": list(self._identity["snapshots"]), **options})
+
+    def close(self) -> None:
+        """Let another writer have the folder. The last snapshot does this by itself, and so does the process's end."""
+        self.snapshots.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The completed count, the schedule, the store's identity and, of a memory store, its snapshots.
 
         Plain values and tensors only. Model, optimizer and random state are the user's to save.
         """
-        store = self.snapshots
-        held = store.steps if store.path is None else ()
+        held = self.snapshots.steps if self.snapshots.path is None else ()
         return {
             "completed": self._completed,
             "schedule": _description(self.schedule),
-            "store": store.identity,
-            "steps": list(store.steps),
-            "snapshots": {step: {name: entry.read() for name, entry in store.entries(step).items()} for step in held},
+            "store": self._identity,
+            "held": {step: {name: e.read() for name, e in self.snapshots.entries(step).items()} for step in held},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to the step of a checkpoint; snapshots taken after it are replaced as training reaches them again."""
-        if state["schedule"] != _description(self.schedule):
-            raise MismatchError(
-                f"schedule must be that of the checkpoint, {state['schedule']}, got {_description(self.schedule)}"
-            )
+        if state["schedule"] != (own := _description(self.schedule)):
+            raise MismatchError(f"schedule must be that of the checkpoint, {state['schedule']}, got {own}")
         self._on_rank_0(lambda: self._restore(state))
         self._completed, self._unloaded = state["completed"], False
-        if self._drives:
-            for group in self.optimizer.param_groups:
-                group["initial_lr"] = _peak(group)
-            self._set_rates()
+        self._set_rates()
 
     def _restore(self, state: dict[str, Any]) -> None:
-        store = self.snapshots
-        if state["store"] != store.identity:
+        store, kept = self.snapshots, state["store"]["snapshots"]
+        store.open_to_write(resume=True)
+        if state["store"]["run"] != (run := store.identity["run"]):
             raise MismatchError(
-                f"store must be that of the checkpoint (run {state['store']}), got {store} of run {store.identity}"
+                f"store must be that of the checkpoint (run {state['store']['run']}), got {store} of run {run}"
             )
         if store.path is None:
             store.rewind(0)
-            for step, held in state["snapshots"].items():
+            for step, held in state["held"].items():
                 store.commit(step, held)
-        elif lost := sorted(set(state["steps"]) - set(store.steps)):
+        elif lost := dict(kept.items() - store.identity["snapshots"].items()):
             raise MismatchError(
-                f"store must hold the checkpoint's snapshots, but {store} lost steps {lost}: restore the folder"
+                f"store must hold the checkpoint's snapshots, but {store} lost or replaced {sorted(lost)}: "
+                "restore the folder, or resume from the checkpoint that was used last"
             )
         store.rewind(state["completed"])
 
@@ -177,34 +176,42 @@ class SnapshotEnsembler:
         return True
 
     def _set_rates(self) -> None:
+        if not self._drives:
+            return
         factor = self.schedule(self._completed)
         for group in self.optimizer.param_groups:
-            if "initial_lr" not in group:  # a group added on the way
-                group["initial_lr"] = _peak(group)
-            rate = group["initial_lr"] * factor
+            peak = group.get("initial_lr")
+            if type(peak) is not float:  # at the start, after loading, or a group added on the way
+                if peak is None and self._completed and isinstance(group["lr"], Tensor):
+                    group["lr"] = group["lr"].clone()  # it is the optimizer's default, which other groups may share
+                peak = group["initial_lr"] = _peak(group)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(peak * factor)
             else:
-                group["lr"] = rate
+                group["lr"] = peak * factor
 
     @property
     def _rank(self) -> int:
         return 0 if self._group is None else dist.get_rank(self._group)
 
     def _on_rank_0(self, action: Callable[[], object]) -> None:
-        """Under DDP rank 0 alone acts, and an error of its is raised on all; elsewhere, just act."""
-        if self._group is None:
-            action()
-            return
-        outcome: list[Exception | None] = [None]
+        """Act on the store and note its identity. Under DDP rank 0 alone acts; its outcome is everyone's."""
+        outcome: list[Any] = [None, None]
         if self._rank == 0:
             try:
                 action()
+                outcome = [self.snapshots.identity, None]
             except Exception as error:
-                outcome = [error]
-        dist.broadcast_object_list(outcome, src=dist.get_global_rank(self._group, 0), group=self._group)
-        if outcome[0] is not None:
-            raise outcome[0]
+                if self._group is None:
+                    raise
+                outcome = [None, error]
+        if self._group is not None:
+            nccl = dist.get_backend(self._group) == "nccl"
+            device = next(self.model.parameters()).device if nccl else None
+            dist.broadcast_object_list(outcome, dist.get_global_rank(self._group, 0), self._group, device)
+        if outcome[1] is not None:
+            raise outcome[1]
+        self._identity: dict[str, Any] = outcome[0]
 
 
 def reset_momentum(ensembler: SnapshotEnsembler) -> None:
@@ -241,6 +248,12 @@ def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:
         raise ArgumentError(
             "optimizer must hold parameters of model, got one that holds none of them: build it from model.parameters()"
         )
+
+
+def _check_order(schedule: Schedule) -> None:
+    steps = (0, *schedule.snapshot_steps)
+    if steps[-1] != schedule.total_steps or any(a >= b for a, b in pairwise(steps)):
+        raise ArgumentError(f"snapshot_steps must ascend to total_steps={schedule.total_steps}, got {steps[1:]}")
 
 
 def _peak(group: dict[str, Any]) -> float:

@@ -1,6 +1,6 @@
 """What predictions are worth, as numbers, computed in float64.
 
-Probabilities are arrays or CPU tensors of (…, examples, classes): (examples, classes) gives one number,
+Probabilities are arrays or tensors of (…, examples, classes): (examples, classes) gives one number,
 (members, examples, classes) one a member. Labels are (examples,) class indices. Errors are fractions, not percent.
 """
 
@@ -132,7 +132,7 @@ def _members(members: ArrayLike) -> Floats:
 
 
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
-    p, y = _probabilities(probabilities), np.asarray(labels)
+    p, y = _probabilities(probabilities), np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
     if p.ndim < 2 or y.shape != (p.shape[-2],):
         raise ArgumentError(f"labels must be one a row of (…, examples, classes) {p.shape}, got the shape {y.shape}")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= p.shape[-1]:
@@ -143,6 +143,8 @@ def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArr
 
 
 def _probabilities(values: ArrayLike) -> Floats:
+    if hasattr(values, "detach"):  # a tensor, of whatever type and on whatever device
+        values = values.detach().cpu().double()
     p = np.asarray(values, dtype=np.float64)
     if p.size == 0 or p.ndim < 2:
         raise ArgumentError(

@@ -13,7 +13,8 @@ class Schedule(ABC):
     """A factor for every step, and the steps after which a snapshot is taken.
 
     `schedule(step)` is the factor for the step that follows `step` completed ones.
-    A schedule of your own derives from this class and needs the two attributes and two methods below.
+    A schedule of your own derives from this class and has the two attributes and two methods below;
+    a frozen dataclass is best, since its `repr` tells a checkpoint's schedule from another.
     """
 
     total_steps: int
@@ -23,7 +24,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The factor on the peak rate, for a step counted from 0."""
+        """The factor on the peak rate, for a step counted from 0; asked for `total_steps` too, after the last one."""
 
     @property
     @abstractmethod
@@ -139,7 +140,7 @@ class StepDecay(Schedule):
         _require(step >= 0, "step", "be at least 0", step)
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
-        return self.gamma ** sum(step >= share * self.total_steps for share in self.milestones)
+        return self.gamma ** sum(step >= round(share * self.total_steps) for share in self.milestones)
 
 
 def _spaced(total_steps: int, name: str, count: int, warmup_steps: int) -> tuple[int, ...]:

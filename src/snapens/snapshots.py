@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,19 +52,19 @@ class Snapshots:
     def __init__(self, path: str | PathLike[str] | None = None, *, dtype: torch.dtype | None = None) -> None:
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be a floating-point type such as torch.bfloat16, got {dtype}")
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else Path(path).absolute()  # whatever chdir comes later
         self.dtype = dtype
         self._store: _Memory | Folder = _Memory() if self.path is None else Folder(self.path)
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps of the committed snapshots, ascending."""
-        return self._store.steps
+        return tuple(self._store.steps)
 
     @property
-    def identity(self) -> str:
-        """Tells one run's folder from another's."""
-        return self._store.identity
+    def identity(self) -> dict[str, Any]:
+        """Tells this store, and each of its snapshots, from any other: what a checkpoint remembers."""
+        return {"run": self._store.run, "snapshots": self._store.steps}
 
     def load(self, step: int) -> dict[str, Tensor]:
         """The tensors of one snapshot, by name, in memory of their own on the CPU."""
@@ -72,9 +72,10 @@ class Snapshots:
 
     def entries(self, step: int) -> Mapping[str, Entry]:
         """Where each tensor of one snapshot lies, to be read one at a time."""
-        if step not in self.steps:
-            raise ArgumentError(f"step must be one of {self.steps}, got {step!r}")
-        return self._store.entries(step)
+        try:
+            return self._store.entries(step)
+        except KeyError:
+            raise ArgumentError(f"step must be one of {self.steps}, got {step!r}") from None
 
     def open_to_write(self, resume: bool = False) -> None:
         """Become the one writer; a folder that already holds snapshots is refused unless `resume`."""
@@ -100,11 +101,7 @@ class Snapshots:
                 tied[name] = first
             else:
                 kept[name] = self._prepared(tensor)
-        if bad := [name for name, tensor in kept.items() if not _finite(tensor)]:
-            raise NonFiniteError(
-                f"weights must be finite to be kept, got NaN or infinity at step {step} in {_listed(bad)}: "
-                "lower the rate or clip the gradient; register a buffer that is so by design with persistent=False"
-            )
+        check_finite(kept, step)
         before = self._store.entries(last) if last else {}
         shared = {name: before[name] for name, tensor in kept.items() if name in before and before[name].holds(tensor)}
         own = {name: tensor for name, tensor in kept.items() if name not in shared}
@@ -122,6 +119,16 @@ class Snapshots:
         if self.dtype is not None and tensor.is_floating_point() and tensor.dtype.itemsize > self.dtype.itemsize:
             tensor = tensor.to(self.dtype)
         return tensor.to("cpu").contiguous()
+
+
+def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
+    """Refuse weights that would be worthless as a member."""
+    if bad := [name for name, tensor in tensors.items() if not _finite(tensor)]:
+        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        raise NonFiniteError(
+            f"weights must be finite to be kept, got NaN or infinity at step {step} in {shown}: "
+            "lower the rate or clip the gradient; register a buffer that is so by design with persistent=False"
+        )
 
 
 class _Held:
@@ -142,14 +149,14 @@ class _Held:
 class _Memory:
     """Snapshots as dictionaries of tensors on the CPU."""
 
-    identity = "memory"
+    run = "memory"
 
     def __init__(self) -> None:
         self._snapshots: dict[int, dict[str, _Held]] = {}
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        return tuple(self._snapshots)
+    def steps(self) -> dict[int, str]:
+        return dict.fromkeys(self._snapshots, "memory")
 
     def entries(self, step: int) -> dict[str, _Held]:
         return self._snapshots[step]
@@ -166,7 +173,7 @@ class _Memory:
     def open_to_write(self, resume: bool) -> None:
         if self._snapshots and not resume:
             raise StoreError(
-                f"store must be without snapshots, got those of steps {self.steps}: use a new one, or resume=True"
+                f"store must be without snapshots, got {list(self._snapshots)}: use a new one, or resume=True"
             )
 
     def close(self) -> None:
@@ -174,8 +181,8 @@ class _Memory:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Tied tensors are at the same place; an empty tensor is at no place."""
-    if tensor.numel() == 0:
+    """Tied tensors are at the same place; an empty tensor, or one that wraps others, is at no place."""
+    if tensor.data_ptr() == 0:
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
@@ -191,7 +198,3 @@ def _finite(tensor: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

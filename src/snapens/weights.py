@@ -29,18 +29,16 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     """Name -> live parameter or buffer of the unwrapped module; compiled children leave no trace in the names."""
     module = unwrap(module)
     state = module.state_dict(keep_vars=True)
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            raise ArgumentError(
-                f"model must have only tensors in its state_dict, got {type(value).__name__} {name!r}: keep it apart"
-            )
-    for name, child in reversed(list(module.named_modules())):  # a child before its parent
+    live = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    if foreign := [name for name, value in state.items() if id(value) not in live]:
+        raise ArgumentError(
+            f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, "
+            "which extra state or a hook put there: register it as a buffer"
+        )
+    for name, child in reversed(list(module.named_modules(remove_duplicate=False))):  # a child before its parent
         if attribute := _inside(child):
-            prefix = f"{name}.{attribute}."
-            state = {
-                f"{name}.{key.removeprefix(prefix)}" if key.startswith(prefix) else key: value
-                for key, value in state.items()
-            }
+            inner = f"{name}.{attribute}."
+            state = {key.replace(inner, f"{name}.", 1) if key.startswith(inner) else key: state[key] for key in state}
     return state
 
 

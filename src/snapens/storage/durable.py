@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and the lock that gives a folder one writer."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable
@@ -64,35 +65,44 @@ class WriterLock:
 
     POSIX record locks belong to a process: a forked worker does not inherit them (as it would with
     `flock`), so they die with the writer. For the same reason they do not keep out a second writer
-    inside the process, which `_held` does.
+    inside the process, which `_held` does; and closing any other descriptor of the file drops them,
+    so a writer makes sure of its lock before each commit.
     """
 
     _held: ClassVar[set[tuple[int, Path]]] = set()
 
     def __init__(self, path: Path) -> None:
-        held = (os.getpid(), path.resolve())
+        self._path, held = path, (os.getpid(), path.resolve())
         if held in self._held:
-            raise LockedError(_refusal(path, "this process; close that writer first"))
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            raise LockedError(f"{self._rule} this process: close() that writer first")
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self.release = finalize(self, _release, self._descriptor, held, self._held)
+        try:
+            self.ensure()
+            os.truncate(self._descriptor, 0)
+            os.write(self._descriptor, str(os.getpid()).encode())
+        except BaseException:
+            self.release()
+            raise
+        self._held.add(held)
+
+    def ensure(self) -> None:
+        """Take the lock, again if need be."""
         try:
             if fcntl is not None:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = os.read(descriptor, 20).decode("ascii", "replace").strip()
-            os.close(descriptor)
-            raise LockedError(
-                _refusal(path, f"process {owner or '(unknown)'}; wait for its end or choose another folder")
-            ) from error
-        os.truncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-        self._held.add(held)
-        self.release = finalize(self, _release, descriptor, held)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
+            remedy = "wait for its end or choose another folder; under DDP pass the wrapped model"
+            raise LockedError(f"{self._rule} process {owner}: {remedy}") from error
+
+    @property
+    def _rule(self) -> str:
+        return f"store must have one writer, but {self._path.parent} is being written by"
 
 
-def _release(descriptor: int, held: tuple[int, Path]) -> None:
+def _release(descriptor: int, held: tuple[int, Path], every: set[tuple[int, Path]]) -> None:
     os.close(descriptor)
-    WriterLock._held.discard(held)
-
-
-def _refusal(path: Path, owner: str) -> str:
-    return f"store must have one writer, but {path.parent} is being written by {owner}"
+    every.discard(held)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..errors import DamagedError, SnapensError, StoreError
+from ..errors import DamagedError, StoreError
 from . import durable, tensorfile
 from .manifest import Manifest, Record
 from .tensorfile import Stored
@@ -32,28 +32,26 @@ class Folder:
 
     def open_to_write(self, resume: bool) -> None:
         """Become the folder's one writer; a folder that holds snapshots only on `resume`."""
-        if self._lock is not None:
-            return
-        manifest = self.path / "manifest.json"
+        manifest, closed = self.path / "manifest.json", self._lock is None
         try:
-            self._files.mkdir(parents=True, exist_ok=True)
-            self._lock = durable.WriterLock(self.path / "writer.lock")
-            current = Manifest.read(manifest) if manifest.exists() else Manifest(uuid.uuid4().hex)
-            if current.snapshots and not resume:
+            if closed:
+                self._files.mkdir(parents=True, exist_ok=True)
+                self._lock = durable.WriterLock(self.path / "writer.lock")
+                if not manifest.exists():
+                    durable.publish(manifest, [Manifest(uuid.uuid4().hex).dumps()])
+                self._written = Manifest.read(manifest)
+            if self.steps and not resume:
                 raise StoreError(
                     f"store must be a folder without snapshots, got {self.path}, which holds those of steps "
-                    f"{', '.join(map(str, _steps(current)))}: choose another, or resume=True to go on with that run"
+                    f"{', '.join(map(str, self.steps))}: choose another, or resume=True to go on with that run"
                 )
-            durable.publish(manifest, [current.dumps()])
-        except OSError as error:
-            self.close()
-            raise StoreError(
-                f"store must be a folder that can be written, got {self.path} ({error}): choose another"
-            ) from error
-        except SnapensError:
-            self.close()
+        except BaseException as error:
+            if closed:
+                self.close()
+            if isinstance(error, OSError):
+                reason = f"store must be a folder that can be written, got {self.path} ({error}): choose another"
+                raise StoreError(reason) from error
             raise
-        self._written = current
 
     def close(self) -> None:
         """Let another writer have the folder; reading goes on."""
@@ -62,38 +60,40 @@ class Folder:
         self._lock = self._written = None
 
     @property
-    def identity(self) -> str:
-        """The run that the folder belongs to."""
+    def run(self) -> str:
+        """The identity of the run that the folder belongs to."""
         return self._manifest.run
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps of the committed snapshots, ascending."""
-        return _steps(self._manifest)
+    def steps(self) -> dict[int, str]:
+        """The committed snapshots, ascending: step -> a name that no other snapshot of the run has had."""
+        return {record.step: record.file for record in self._manifest.snapshots}
 
     def entries(self, step: int) -> dict[str, Stored]:
         """Where each tensor of a snapshot lies; the first look at a file checks its digest."""
         manifest = self._manifest
-        record = next(record for record in manifest.snapshots if record.step == step)
+        record = {record.step: record for record in manifest.snapshots}[step]
         found = dict(self._file(manifest, record.file))
-        try:
-            found |= {name: self._file(manifest, file)[key] for name, (file, key) in record.shared.items()}
-        except KeyError as error:
-            raise DamagedError(
-                f"{self.path}: step {step} needs a tensor {error} that its file does not hold; restore the folder"
-            ) from error
+        for name, (file, key) in record.shared.items():
+            held = self._file(manifest, file)
+            if key not in held:
+                raise DamagedError(
+                    f"{self.path}: step {step} needs {key!r}, which {file} does not hold: restore the folder"
+                )
+            found[name] = held[key]
         return found
 
     def append(
         self, step: int, own: Mapping[str, Tensor], shared: Mapping[str, Stored], tied: Mapping[str, str]
     ) -> None:
         """Commit a snapshot: tensors of its own, tensors that lie in earlier files, names tied to other names."""
-        base = self._writable
+        base, lock = self._writable()
         file = f"step-{step:09d}-{secrets.token_hex(6)}.safetensors"  # never used before in this folder
         elsewhere = {name: (stored.path.name, stored.name) for name, stored in shared.items()}
         elsewhere |= {name: elsewhere.get(first, (file, first)) for name, first in tied.items()}
-        self._sweep(Manifest.read(self.path / "manifest.json"))  # what a failed commit left may fill the disk
         try:
+            lock.ensure()
+            self._sweep(Manifest.read(self.path / "manifest.json"))  # what a failed commit left may fill the disk
             digest = durable.publish(self._files / file, tensorfile.encode(own))
             self._known[file] = tensorfile.entries(self._files / file)
             committed = base.adding(Record(step, file, elsewhere), digest)
@@ -109,7 +109,7 @@ class Folder:
 
     def rewind(self, step: int) -> None:
         """Forget the snapshots after `step`; their files go with the next commit. Those that stay are checked."""
-        self._written = self._writable.upto(step)
+        self._written = self._writable()[0].upto(step)
         for kept in self.steps:
             self.entries(kept)
 
@@ -117,20 +117,23 @@ class Folder:
     def _manifest(self) -> Manifest:
         return self._written or Manifest.read(self.path / "manifest.json")
 
-    @property
-    def _writable(self) -> Manifest:
-        if self._written is None:
+    def _writable(self) -> tuple[Manifest, durable.WriterLock]:
+        if self._written is None or self._lock is None:
             raise StoreError(
                 f"{self.path} is open to read only: let a SnapshotEnsembler write to it, or call open_to_write()"
             )
-        return self._written
+        return self._written, self._lock
 
     def _file(self, manifest: Manifest, name: str) -> dict[str, Stored]:
         if name not in self._known:
             path = self._files / name
-            if not path.exists():
-                raise DamagedError(f"{path} is named by the manifest but is not there: restore the file")
-            if (found := durable.digest(path)) != manifest.files[name]:
+            try:
+                found = durable.digest(path)
+            except OSError as error:
+                raise DamagedError(
+                    f"{path} is in the manifest but cannot be read ({error}): restore the file"
+                ) from error
+            if found != manifest.files[name]:
                 what = "truncated or altered" if found.bytes != manifest.files[name].bytes else "altered"
                 raise DamagedError(f"{path} must have the SHA-256 in the manifest, but it was {what}: restore the file")
             self._known[name] = tensorfile.entries(path)
@@ -143,7 +146,3 @@ class Folder:
                     path.unlink()
         except OSError as error:  # the commit stands; what is left over only takes room, until the next one
             log.warning("files in %s that are no longer needed could not be removed: %s", self._files, error)
-
-
-def _steps(manifest: Manifest) -> tuple[int, ...]:
-    return tuple(record.step for record in manifest.snapshots)

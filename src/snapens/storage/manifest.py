@@ -71,7 +71,7 @@ class Manifest:
             if found != FORMAT:
                 raise ValueError(f"format {found!r}")
             return _checked(content)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
                 f"store must be a folder that holds {path.name}, got {path.parent}: check the path"
             ) from error

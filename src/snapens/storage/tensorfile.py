@@ -54,12 +54,12 @@ class Stored:
     def read(self) -> Tensor:
         """The tensor, in memory of its own."""
         size = math.prod(self.shape) * self.dtype.itemsize
-        raw = torch.empty(size, dtype=torch.uint8)
+        content = torch.empty(size, dtype=torch.uint8)
         with _open(self.path) as file:
             file.seek(self.offset)
-            if file.readinto(raw.numpy()) != size:
+            if file.readinto(content.numpy()) != size:
                 raise DamagedError(f"{self.path} ends inside a tensor: it was truncated; restore the file")
-        return raw.view(self.dtype).reshape(self.shape)
+        return content.view(self.dtype).reshape(self.shape)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether the file has exactly these bytes. A trained tensor differs in its first chunk."""
@@ -67,7 +67,7 @@ class Stored:
             return False
         with _open(self.path) as file:
             file.seek(self.offset)
-            return all(file.read(len(chunk)) == chunk for chunk in _chunks(tensor))
+            return all(file.read(len(chunk)) == bytes(chunk) for chunk in _chunks(tensor))
 
 
 def encode(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -127,6 +127,6 @@ def _raw(tensor: Tensor) -> memoryview:
 
 
 def _chunks(tensor: Tensor) -> Iterator[memoryview]:
-    raw = _raw(tensor)
-    bounds = [0, *range(4096, len(raw), _CHUNK), len(raw)]
-    return (raw[begin:end] for begin, end in pairwise(bounds))
+    whole = _raw(tensor)
+    bounds = [0, *range(4096, len(whole), _CHUNK), len(whole)]
+    return (whole[begin:end] for begin, end in pairwise(bounds))
