@@ -148,17 +148,15 @@ class SnapshotEnsembler:
         self._set_rates()
 
     def _restore(self, state: dict[str, Any]) -> None:
-        store, kept = self.snapshots, state["store"]["snapshots"]
+        store, kept = self.snapshots, state["store"]
         store.open_to_write(resume=True)
-        if state["store"]["run"] != (run := store.identity["run"]):
-            raise MismatchError(
-                f"store must be that of the checkpoint (run {state['store']['run']}), got {store} of run {run}"
-            )
+        if kept["run"] != (run := store.identity["run"]):
+            raise MismatchError(f"store must be that of the checkpoint (run {kept['run']}), got {store} of run {run}")
         if store.path is None:
             store.rewind(0)
             for step, held in state["held"].items():
                 store.commit(step, held)
-        elif lost := dict(kept.items() - store.identity["snapshots"].items()):
+        elif lost := dict(kept["snapshots"].items() - store.identity["snapshots"].items()):
             raise MismatchError(
                 f"store must hold the checkpoint's snapshots, but {store} lost or replaced {sorted(lost)}: "
                 "restore the folder, or resume from the checkpoint that was used last"
@@ -227,9 +225,7 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
 
     def restart(ensembler: SnapshotEnsembler) -> None:
         fresh, live = tensors(factory()), tensors(ensembler.model)
-        if {name: tensor.shape for name, tensor in fresh.items()} != {
-            name: tensor.shape for name, tensor in live.items()
-        }:
+        if fresh.keys() != live.keys() or any(fresh[name].shape != live[name].shape for name in live):
             raise MismatchError("factory must build the architecture of the model that is trained, got other tensors")
         group = ensembler._group
         with torch.no_grad():
@@ -264,9 +260,7 @@ def _peak(group: dict[str, Any]) -> float:
 
 
 def _description(schedule: Schedule) -> str:
+    if is_dataclass(schedule):
+        return repr(schedule)
     # a plain object's repr is an address, which no other process has
-    return (
-        repr(schedule)
-        if is_dataclass(schedule)
-        else f"{type(schedule).__name__} with snapshot_steps={schedule.snapshot_steps}"
-    )
+    return f"{type(schedule).__name__} with snapshot_steps={schedule.snapshot_steps}"
