@@ -38,6 +38,7 @@ def rank_main(rank, path, scenario):
         if scenario == "compiled":
             model = torch.compile(model, backend="eager")
         scenarios[scenario](rank, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), path)
+        dist.barrier()  # gloo fails a rank whose peer has gone before it has read its last message
     finally:
         dist.destroy_process_group()
 
