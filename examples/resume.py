@@ -1,6 +1,6 @@
 """Stop and resume anywhere: run this script again and again until it has finished.
 
-    python resume.py FOLDER [STOP_AFTER_STEPS]
+    python resume.py [FOLDER [STOP_AFTER_STEPS]]
 
 The checkpoint holds model, optimizer, random state and ensembler; the snapshots lie in FOLDER/run.
 """
@@ -13,8 +13,9 @@ from torch import nn
 
 from snapens import CyclicCosine, Ensemble, SnapshotEnsembler
 
-folder = Path(sys.argv[1])
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/resume")
 stop_after = int(sys.argv[2]) if len(sys.argv) > 2 else 10**9
+folder.mkdir(parents=True, exist_ok=True)
 checkpoint = folder / "checkpoint.pt"
 
 torch.manual_seed(0)
@@ -23,11 +24,20 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(300, cycles=3), store=folder / "run", resume=True)
 parts = {"model": model, "optimizer": optimizer, "ensembler": ensembler}
 
+
+def save() -> None:
+    state = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in parts.items()}}
+    torch.save(state, checkpoint.with_suffix(".new"))
+    checkpoint.with_suffix(".new").replace(checkpoint)  # whole or not at all
+
+
 if checkpoint.exists():
     state = torch.load(checkpoint, weights_only=True)
     torch.set_rng_state(state["random"])
     for name, part in parts.items():
         part.load_state_dict(state[name])
+else:
+    save()  # before the first step, so that there is always one to go back to
 print(f"starting at step {ensembler.completed}")
 
 while ensembler.completed < 300 and stop_after > 0:
@@ -37,9 +47,7 @@ while ensembler.completed < 300 and stop_after > 0:
     ensembler.step()
     stop_after -= 1
     if ensembler.completed % 50 == 0:
-        state = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in parts.items()}}
-        torch.save(state, checkpoint.with_suffix(".new"))
-        checkpoint.with_suffix(".new").replace(checkpoint)  # whole or not at all
+        save()
 
 if ensembler.completed == 300:
     ensemble = Ensemble.load(folder / "run", model)

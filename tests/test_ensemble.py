@@ -411,7 +411,7 @@ def test_resident_members_share_what_their_snapshots_share():
 
 def test_snapshots_can_be_chosen_by_their_steps(make_net):
     store, networks = trained(make_net)
-    ensemble = Ensemble(store, make_net(), steps=(4, 12))
+    ensemble = Ensemble(store, make_net(), steps=(4, 12, 4))
     assert ensemble.steps == (4, 12)
     torch.testing.assert_close(ensemble(X).double(), mean_of([networks[0], networks[2]]), atol=1e-6, rtol=0)
     with pytest.raises(ArgumentError, match=r"step must be one of \(4, 8, 12\), got 5"):
@@ -517,6 +517,10 @@ class Uncopyable(nn.Linear):
         (lambda store, net: Ensemble(store, net, weights=[1, 2, float("nan")]), "weights must be"),
         (lambda store, net: Ensemble(store, net, weights=[0, 0, 0]), "weights must not all be 0"),
         (lambda store, net: Ensemble(store, net.to("meta")), "on the meta device"),
+        (lambda store, net: Ensemble(store, type(net)), "model must be an instance of the architecture, got <class"),
+        (lambda store, net: Ensemble("runs/a", net), "got 'runs/a': use Ensemble.load for a path"),
+        (lambda store, net: Ensemble(store, net, activation={"a": None}), "activation must be 'softmax', None or"),
+        (lambda store, net: Ensemble(store, net, resident=False)(X.clone().requires_grad_()), "resident must be True"),
         (lambda store, net: Ensemble(store, Uncopyable(1, 1)), "copy.deepcopy can copy, got only leaves can be copied"),
     ],
 )

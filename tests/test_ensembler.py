@@ -92,7 +92,7 @@ def test_a_step_beyond_the_last_is_an_error_and_keeps_nothing_twice(net):
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 12)
     assert optimizer.param_groups[0]["lr"] == 0.0
-    with pytest.raises(FinishedError, match="at most total_steps=12 times"):
+    with pytest.raises(FinishedError, match=r"at most total_steps=12 times: .* not once a micro-batch"):
         ensembler.step()
     assert ensembler.snapshots.steps == (4, 8, 12)
 
@@ -433,7 +433,9 @@ def test_a_schedule_of_your_own_resumes_in_another_process(net):
 def test_a_rate_that_is_not_positive_and_finite_is_refused_before_anything_is_made(net, tmp_path, lr):
     optimizer = sgd(net)
     optimizer.param_groups[0]["lr"] = lr
-    with pytest.raises(ArgumentError, match="lr must be a finite number greater than 0 in every parameter group, got"):
+    with pytest.raises(
+        ArgumentError, match=r"lr must be a finite number greater than 0 in every group, got .*drive_lr=False"
+    ):
         SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert "initial_lr" not in optimizer.param_groups[0]
@@ -455,6 +457,29 @@ def test_snapshot_steps_of_your_own_must_ascend_to_the_end(net):
 
     with pytest.raises(ArgumentError, match=r"snapshot_steps must ascend to total_steps=4, got \(2, 6\)"):
         SnapshotEnsembler(net, sgd(net), Own())
+
+
+@pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])
+def test_factors_of_your_own_must_be_finite_and_not_negative(net, factor):
+    class Own(Schedule):
+        total_steps, snapshot_steps, restart_steps = 2, (2,), ()
+
+        def __call__(self, step):
+            return 1.0 if step == 0 else factor
+
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, Own())
+    with pytest.raises(ArgumentError, match="schedule must give finite factors of at least 0, got"):
+        ensembler.step()
+
+
+def test_arguments_of_the_wrong_kind_are_refused(net):
+    with pytest.raises(ArgumentError, match="model must be an instance of Module, got SGD"):
+        SnapshotEnsembler(sgd(net), net, SCHEDULE)
+    with pytest.raises(ArgumentError, match="schedule must be an instance of Schedule, got 100"):
+        SnapshotEnsembler(net, sgd(net), 100)
+    with pytest.raises(MismatchError, match=r"state must be what state_dict\(\) returned, got the keys \['a'\]"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE).load_state_dict({"a": 1})
 
 
 def test_a_finished_run_lets_go_of_its_folder_and_can_still_be_taken_back(net, tmp_path):

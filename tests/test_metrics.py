@@ -91,7 +91,7 @@ def test_tensors_of_any_float_type_are_taken(members, labels):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: metrics.error([[2.0, -1.0]], [0]), "apply a softmax to logits first"),
+        (lambda: metrics.error([[2.0, -1.0]], [0]), "apply a softmax to logits, or move the classes last"),
         (lambda: metrics.nll([[0.7, 0.7]], [0]), "sum to 1"),
         (lambda: metrics.nll([[np.nan, 0.7]], [0]), "sum to 1"),
         (lambda: metrics.error([[0.5, 0.5]], [0, 1]), "labels must be one a row"),

@@ -22,9 +22,10 @@ class Ensemble(nn.Module):
     `model` is any instance of the architecture; it is copied and never touched. Scores are turned
     into probabilities along `dim` by `activation` ("softmax", None, or any callable of a tensor) and
     averaged in float32 or wider, with `weights` (one a snapshot, oldest first) where they are given;
-    `steps` chooses snapshots, all of them by default. Resident members are all on the device, share what
+    `steps` chooses snapshots, by default all that there are now. Resident members are all on the device, share what
     their snapshots share, and pass gradients to an input that asks for them. Otherwise they are streamed
     through one replica, which costs the memory of one model, and `predict` is the way to use it.
+    A model that returns several tensors by name gives means by the same names.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
@@ -52,11 +53,13 @@ class Ensemble(nn.Module):
         steps: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(activation, str) and activation != "softmax":
+        if not isinstance(snapshots, Snapshots):
+            raise ArgumentError(f"snapshots must be a Snapshots, got {snapshots!r}: use Ensemble.load for a path")
+        if activation is not None and activation != "softmax" and not callable(activation):
             raise ArgumentError(f"activation must be 'softmax', None or a callable, got {activation!r}")
         self.activation, self.dim, self.resident = activation, dim, resident
         self._snapshots = snapshots
-        self._steps = sorted(snapshots.steps if steps is None else steps, reverse=True)  # newest first, as all below
+        self._steps = sorted(set(snapshots.steps if steps is None else steps), reverse=True)  # newest first, as below
         if not self._steps:
             raise ArgumentError(f"snapshots must hold at least one, got {snapshots} with none: train to a cycle's end")
         self._weights = _checked_weights(weights, len(self._steps))
@@ -169,6 +172,8 @@ class Ensemble(nn.Module):
         return each(self._activated, scores(self._member(index)(*args, **kwargs)))
 
     def _activated(self, scores: Tensor) -> Tensor:
+        if scores.requires_grad and not self.resident:  # the next member overwrites what backward() would need
+            raise ArgumentError("resident must be True for gradients to reach the input, got False: or use no_grad()")
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.activation == "softmax":
             return scores.softmax(self.dim)
@@ -203,6 +208,8 @@ class Ensemble(nn.Module):
 
 @torch.inference_mode(False)
 def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
     if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
         raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
     try:
@@ -229,7 +236,9 @@ def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tenso
             wrong.append(f"{name} is tied to {tied} in the model alone")
     if wrong:
         shown = "; ".join(sorted(wrong)[:10]) + (f"; and {len(wrong) - 10} more" if len(wrong) > 10 else "")
-        raise MismatchError(f"model must be of the architecture of the snapshot of step {step}, got {shown}")
+        raise MismatchError(
+            f"model must be of the architecture of the snapshot of step {step}, got {shown}: build that one"
+        )
 
 
 def _checked_weights(weights: Sequence[float] | None, members: int) -> list[float]:

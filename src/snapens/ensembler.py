@@ -36,6 +36,9 @@ class SnapshotEnsembler:
     - `on_nonfinite`: "raise" at a minimum whose weights hold a NaN or infinity, or "skip" that snapshot.
     - `drive_lr`: False leaves the rates alone.
 
+    `model`, `optimizer`, `schedule` and `snapshots` are attributes. A group added to the optimizer later takes its
+    first step at its own `lr` and follows the schedule from then on, so add it in `on_restart`, at the peak.
+
     Examples:
         >>> model = nn.Linear(2, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -66,6 +69,9 @@ class SnapshotEnsembler:
         on_nonfinite: Literal["raise", "skip"] = "raise",
         drive_lr: bool = True,
     ) -> None:
+        for name, value, kind in (("model", model, nn.Module), ("schedule", schedule, Schedule)):
+            if not isinstance(value, kind):
+                raise ArgumentError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
         if on_nonfinite not in ("raise", "skip"):
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         refuse_sharded(model)
@@ -104,7 +110,8 @@ class SnapshotEnsembler:
             )
         if self._completed >= self.schedule.total_steps:
             raise FinishedError(
-                f"step() must be called at most total_steps={self.schedule.total_steps} times: plan more of them"
+                f"step() must be called at most total_steps={self.schedule.total_steps} times: "
+                "plan more of them, and call it once an optimizer step, not once a micro-batch"
             )
         completed = self._completed + 1
         kept = completed in self._minima and self._commit(completed)
@@ -141,6 +148,8 @@ class SnapshotEnsembler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to the step of a checkpoint; snapshots taken after it are replaced as training reaches them again."""
+        if not {"completed", "schedule", "store", "held"} <= state.keys():
+            raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
         if state["schedule"] != (own := _description(self.schedule)):
             raise MismatchError(f"schedule must be that of the checkpoint, {state['schedule']}, got {own}")
         self._on_rank_0(lambda: self._restore(state))
@@ -177,6 +186,8 @@ class SnapshotEnsembler:
         if not self._drives:
             return
         factor = self.schedule(self._completed)
+        if not 0 <= factor < math.inf:
+            raise ArgumentError(f"schedule must give finite factors of at least 0, got {factor} for {self._completed}")
         for group in self.optimizer.param_groups:
             peak = group.get("initial_lr")
             if type(peak) is not float:  # at the start, after loading, or a group added on the way
@@ -255,7 +266,9 @@ def _check_order(schedule: Schedule) -> None:
 def _peak(group: dict[str, Any]) -> float:
     peak = float(group.get("initial_lr", group["lr"]))
     if not 0 < peak < math.inf:
-        raise ArgumentError(f"lr must be a finite number greater than 0 in every parameter group, got {peak}")
+        raise ArgumentError(
+            f"lr must be a finite number greater than 0 in every group, got {peak}: set it, or drive_lr=False"
+        )
     return peak
 
 

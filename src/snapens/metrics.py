@@ -153,6 +153,6 @@ def _probabilities(values: ArrayLike) -> Floats:
     if not (p.min() >= 0 and np.abs(p.sum(-1) - 1).max() < 1e-2):
         raise ArgumentError(
             "probabilities must be at least 0 and sum to 1 over the last axis, "
-            f"got {p.min():.4g} to {p.max():.4g}: apply a softmax to logits first"
+            f"got {p.min():.4g} to {p.max():.4g}: apply a softmax to logits, or move the classes last"
         )
     return p
