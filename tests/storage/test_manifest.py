@@ -71,6 +71,8 @@ def changed(change):
         changed(lambda c: c["snapshots"][0].update(shared={"a": ["two.st", "a"]})),
         changed(lambda c: c["snapshots"][0].update(shared={"a": ["one.st"]})),
         changed(lambda c: c["snapshots"][0].update(shared=[])),
+        changed(lambda c: c["snapshots"][0].update(shared={"a": ["one.st", ["a"]]})),
+        changed(lambda c: c["snapshots"][0].update(file=["one.st"])),
         changed(lambda c: c["snapshots"][0].update(shared={"a": [["one.st"], "a"]})),
     ],
 )

@@ -84,39 +84,26 @@ class Manifest:
 
 
 def _checked(content: dict[str, Any]) -> Manifest:
-    _demand(set(content) == {"format", "run", "files", "snapshots"}, "its keys")
-    _demand(
-        isinstance(content["run"], str)
-        and isinstance(content["files"], dict)
-        and isinstance(content["snapshots"], list),
-        "its types",
-    )
-    files = {}
-    for name, digest in content["files"].items():
-        _demand(_PLAIN.fullmatch(name) is not None, f"the file name {name!r}")
-        files[name] = Digest(**digest)
+    kinds = {"format": int, "run": str, "files": dict, "snapshots": list}
+    _demand({key: type(value) for key, value in content.items()} == kinds, "its keys or their types")
+    files = {name: Digest(**digest) for name, digest in content["files"].items()}
+    for name, digest in files.items():
         _demand(
-            isinstance(files[name].bytes, int) and _HEX.fullmatch(files[name].sha256) is not None,
-            f"the digest of {name!r}",
+            _PLAIN.fullmatch(name) and _HEX.fullmatch(digest.sha256) and type(digest.bytes) is int, f"file {name!r}"
         )
     records: list[Record] = []
     for raw in content["snapshots"]:
-        shared = {name: (file, key) for name, (file, key) in raw["shared"].items()}
-        record = Record(raw["step"], raw["file"], shared)
-        _demand(
-            isinstance(record.step, int) and (records[-1].step if records else 0) < record.step,
-            f"the step {record.step!r}",
-        )
+        record = Record(raw["step"], raw["file"], {name: (file, key) for name, (file, key) in raw["shared"].items()})
+        before = records[-1].step if records else 0
+        _demand(type(record.step) is int and before < record.step, f"step {record.step!r} after {before}")
         allowed = {record.file, *(earlier.file for earlier in records)}
-        _demand(
-            allowed <= set(files) and {file for file, _ in shared.values()} <= allowed,
-            f"the files of step {record.step}",
-        )
+        elsewhere = all(file in allowed and type(key) is str for file, key in record.shared.values())
+        _demand(elsewhere and allowed <= files.keys(), f"the files of step {record.step}")
         records.append(record)
     return Manifest(content["run"], files, tuple(records))
 
 
-def _demand(rule: bool, what: str) -> None:
+def _demand(rule: object, what: str) -> None:
     if not rule:
         raise ValueError(f"{what} cannot be right")
 
