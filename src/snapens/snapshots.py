@@ -3,33 +3,35 @@
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import ArgumentError, NonFiniteError, StoreError
 from .storage.folder import Folder
+from .storage.tensorfile import Stored
 
 
-class Entry(Protocol):
-    """One stored tensor. Equal entries hold the same content."""
+class Held:
+    """One tensor in memory, as `Stored` is one in a file. Equal means the same object."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """As stored."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As stored."""
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+        self._tensor = tensor
 
     def read(self) -> Tensor:
-        """The tensor, on the CPU; not to be written to."""
+        """The tensor itself, not to be written to."""
+        return self._tensor
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether this is the tensor's content, bit for bit."""
+        same = (tensor.dtype, tuple(tensor.shape)) == (self.dtype, self.shape)
+        return same and torch.equal(_bits(tensor), _bits(self._tensor))
 
-    def __hash__(self) -> int: ...
+
+Entry = Stored | Held
+"""Where one tensor of a snapshot lies: `dtype`, `shape`, `read()`. Equal entries have the same content."""
 
 
 class Snapshots:
@@ -131,40 +133,23 @@ def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
         )
 
 
-class _Held:
-    """A tensor in memory; compared by identity."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
-        self._tensor = tensor
-
-    def read(self) -> Tensor:
-        return self._tensor
-
-    def holds(self, tensor: Tensor) -> bool:
-        same = (tensor.dtype, tuple(tensor.shape)) == (self.dtype, self.shape)
-        return same and torch.equal(_bits(tensor), _bits(self._tensor))
-
-
 class _Memory:
     """Snapshots as dictionaries of tensors on the CPU."""
 
     run = "memory"
 
     def __init__(self) -> None:
-        self._snapshots: dict[int, dict[str, _Held]] = {}
+        self._snapshots: dict[int, dict[str, Held]] = {}
 
     @property
     def steps(self) -> dict[int, str]:
         return dict.fromkeys(self._snapshots, "memory")
 
-    def entries(self, step: int) -> dict[str, _Held]:
+    def entries(self, step: int) -> dict[str, Held]:
         return self._snapshots[step]
 
-    def append(
-        self, step: int, own: Mapping[str, Tensor], shared: Mapping[str, _Held], tied: Mapping[str, str]
-    ) -> None:
-        held = {**shared, **{name: _Held(tensor.clone()) for name, tensor in own.items()}}
+    def append(self, step: int, own: Mapping[str, Tensor], shared: Mapping[str, Held], tied: Mapping[str, str]) -> None:
+        held = {**shared, **{name: Held(tensor.clone()) for name, tensor in own.items()}}
         self._snapshots[step] = held | {name: held[first] for name, first in tied.items()}
 
     def rewind(self, step: int) -> None:
