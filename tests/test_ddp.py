@@ -1,5 +1,6 @@
 """Two processes on this machine: every rank steps, rank 0 alone writes, an error of its is raised on all."""
 
+import socket
 import sys
 
 import pytest
@@ -29,16 +30,23 @@ def refused(error, action, words):
         action()
 
 
-def rank_main(rank, path, scenario):
+def rendezvous():
+    """An address of this machine's. Not a file: the store on a file may abort a rank that leaves last."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+def rank_main(rank, address, path, scenario):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     try:
         torch.manual_seed(rank)
         model = DistributedDataParallel(Net())
         if scenario == "compiled":
             model = torch.compile(model, backend="eager")
         scenarios[scenario](rank, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), path)
-        dist.barrier()  # gloo fails a rank whose peer has gone before it has read its last message
+        dist.barrier()  # rank 0 keeps the store that the others still talk to
     finally:
         dist.destroy_process_group()
 
@@ -93,16 +101,16 @@ scenarios = {"plain": plain, "compiled": plain, "fresh": fresh, "errors": errors
 
 @pytest.mark.parametrize("scenario", scenarios)
 def test_two_ranks(scenario, tmp_path):
-    mp.spawn(rank_main, args=(tmp_path, scenario), nprocs=2)
+    mp.spawn(rank_main, args=(rendezvous(), tmp_path, scenario), nprocs=2)
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_fsdp_is_refused(tmp_path):
+def test_fsdp_is_refused():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=rendezvous(), rank=0, world_size=1)
     try:
         new = Net()
         fully_shard(new, mesh=init_device_mesh("cpu", (1,)))
