@@ -1,5 +1,6 @@
 """Two processes on this machine: every rank steps, rank 0 alone writes, an error of its is raised on all."""
 
+import os
 import socket
 import sys
 
@@ -31,7 +32,7 @@ def refused(error, action, words):
 
 
 def rendezvous():
-    """An address of this machine's. Not a file: the store on a file may abort a rank that leaves last."""
+    """A free address of this machine's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -40,15 +41,14 @@ def rendezvous():
 def rank_main(rank, address, path, scenario):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    try:
-        torch.manual_seed(rank)
-        model = DistributedDataParallel(Net())
-        if scenario == "compiled":
-            model = torch.compile(model, backend="eager")
-        scenarios[scenario](rank, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), path)
-        dist.barrier()  # rank 0 keeps the store that the others still talk to
-    finally:
-        dist.destroy_process_group()
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(Net())
+    if scenario == "compiled":
+        model = torch.compile(model, backend="eager")
+    scenarios[scenario](rank, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), path)
+    dist.barrier()  # rank 0 keeps the store that the others still talk to
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may abort an interpreter that they outlive (pytorch/pytorch#179291)
 
 
 def plain(rank, model, optimizer, path):
