@@ -7,7 +7,11 @@ from torch import nn
 from snapens import CyclicCosine, Ensemble, SnapshotEnsembler, Snapshots
 from snapens.weights import tensors
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),  # torch.compile's
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning"),
+]
 
 
 class Conv(nn.Sequential):
