@@ -133,7 +133,7 @@ def _members(members: ArrayLike) -> Floats:
 
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
     p, y = _probabilities(probabilities), np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
-    if p.ndim < 2 or y.shape != (p.shape[-2],):
+    if y.shape != (p.shape[-2],):
         raise ArgumentError(f"labels must be one a row of (…, examples, classes) {p.shape}, got the shape {y.shape}")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= p.shape[-1]:
         raise ArgumentError(

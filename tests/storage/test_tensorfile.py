@@ -43,6 +43,11 @@ def test_what_the_safetensors_package_writes_is_read(tmp_path):
     assert all(same(read[name], tensors[name]) for name in tensors)
 
 
+def test_every_tensor_is_aligned_for_readers_that_map_the_file(tmp_path):
+    found = tensorfile.entries(write(tmp_path / "a", every_dtype()))
+    assert all(entry.offset % entry.dtype.itemsize == 0 for entry in found.values())
+
+
 def test_an_empty_file_of_tensors_is_a_file(tmp_path):
     assert tensorfile.entries(write(tmp_path / "a", {})) == {}
 

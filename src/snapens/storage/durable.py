@@ -51,7 +51,7 @@ def digest(path: Path) -> Digest:
 
 
 def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder; its rename is durable enough to be atomic
+    if os.name == "nt":  # Windows cannot open a folder to sync it
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -73,6 +73,7 @@ class Stored:
 def encode(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """The file's bytes, piece by piece, for contiguous tensors on the CPU; nothing is copied."""
     header, offset = {}, 0
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # aligned, for readers that map
     for name, tensor in tensors.items():
         if tensor.dtype not in _CODES:
             raise ArgumentError(
