@@ -8,6 +8,7 @@ from typing import Any, Literal, get_type_hints
 
 from ..errors import ArgumentError
 from ..schedule import CyclicCosine, Schedule, StepDecay
+from ..storage import jsonfile
 
 Restart = Literal["warm", "fresh"]
 METHODS = ("single", "snapshot", "singlecycle", "grow")
@@ -66,7 +67,7 @@ class Recipe:
         for name, least in (("epochs", 1), ("cycles", 1), ("batch", 1), ("stem_stride", 1)):
             _require(getattr(self, name) >= least, name, f"be at least {least}", getattr(self, name))
         for name in ("seed", "held_out", "held_out_seed", "warmup_epochs", "weight_decay"):
-            _require(getattr(self, name) >= 0, name, "be at least 0", getattr(self, name))
+            _require(0 <= getattr(self, name) < float("inf"), name, "be finite and at least 0", getattr(self, name))
         for name in ("seed", "held_out_seed"):
             _require(getattr(self, name) < 1 << 63, name, "be less than 2 to the 63", getattr(self, name))
         _require(0 < self.lr < float("inf"), "lr", "be a finite number greater than 0", self.lr)
@@ -107,7 +108,7 @@ class Recipe:
     def loads(cls, text: str | bytes) -> "Recipe":
         """From JSON, each field of its own type."""
         try:
-            content = json.loads(text)
+            content = jsonfile.loads(text)
         except (ValueError, RecursionError) as error:
             raise ArgumentError(f"a recipe must be JSON, got {error}") from error
         return cls.of(content)
@@ -136,14 +137,15 @@ class Recipe:
 def unknown(what: str, name: object, known: Collection[str]) -> ArgumentError:
     """The error for a name that is none of the known ones; it shows the nearest."""
     near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
+    some = sorted(known)[:12]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(some)}{' …' * (len(known) > 12)}"
     return ArgumentError(f"{what} must be a known one, got {name!r}: {hint}")
 
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
-    if kind is str or hasattr(kind, "__args__") and all(isinstance(word, str) for word in kind.__args__):
+    if kind is str or (hasattr(kind, "__args__") and all(isinstance(word, str) for word in kind.__args__)):
         return isinstance(value, str)
     return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
 

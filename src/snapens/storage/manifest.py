@@ -1,16 +1,15 @@
 """The manifest of a folder of snapshots: strict JSON in, strict JSON out."""
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedError, StoreError
+from . import jsonfile
 from .durable import Digest
 
 FORMAT = 1
-_SIZE_LIMIT = 1 << 28
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -54,15 +53,13 @@ class Manifest:
             "files": {name: digest._asdict() for name, digest in self.files.items()},
             "snapshots": [vars(record) for record in self.snapshots],
         }
-        return json.dumps(content, indent=1, allow_nan=False).encode()
+        return jsonfile.dumps(content)
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         """Read and check a manifest; what it names is inside its folder."""
         try:
-            if path.stat().st_size > _SIZE_LIMIT:
-                raise ValueError(f"larger than {_SIZE_LIMIT} bytes")
-            content = json.loads(path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+            content = jsonfile.read(path)
             found = content["format"]
             if isinstance(found, int) and found > FORMAT:
                 raise StoreError(
@@ -106,13 +103,3 @@ def _checked(content: dict[str, Any]) -> Manifest:
 def _demand(rule: object, what: str) -> None:
     if not rule:
         raise ValueError(f"{what} cannot be right")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    _demand(len(content) == len(pairs), "a key that stands twice")
-    return content
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")

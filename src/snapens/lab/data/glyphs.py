@@ -1,0 +1,141 @@
+"""glyphs: 62 characters in twelve fonts, turned, sheared, scaled, shifted and noisy; drawn here, never downloaded.
+
+`glyphs.npz` holds what docs/atlas.py rendered from DejaVu Sans, Sans Mono and Serif (the Bitstream Vera licence)
+and STIX General (SIL Open Font License 1.1). All arithmetic is on integers and all chance is Philox's raw output:
+every machine and every version of NumPy draws the same pixels.
+"""
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ArgumentError
+from ...storage.durable import publish
+from .images import ImageData, Images
+
+Split = Literal["train", "test"]
+Whole = NDArray[np.int64]
+
+CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+SIZE = 16
+"""Height and width of an image."""
+
+_EDITION = 1  # part of the cache's file names: raise it whenever a pixel changes
+_ONE = 256  # positions, turns, shears and scales are counted in 1/256
+_TURN, _SHEAR, _SHIFT = 77, 77, 512  # at most, either way: 0.3 (17 degrees), 0.3, 2 pixels of the atlas
+_STEP = 282, 410  # from one pixel to the next: 1.1 to 1.6 pixels of the atlas
+_INK, _PAPER = (90, 200), (0, 80)  # how much brighter than the ground a stroke is, and how bright the ground is
+_NOISE_PERCENT = 20  # of the sum of four random bytes, whose standard deviation is 148
+_TRAIT_WORDS, _NOISE_WORDS = 8, SIZE * SIZE // 2  # of 64 bits, in each image: four bytes of noise for a pixel
+_CHUNK = 2048  # images drawn at a time: few enough for the processor's cache
+
+
+def load(train: int = 8_000, test: int = 10_000, seed: int = 0) -> ImageData:
+    """The data set, kept under `$XDG_CACHE_HOME/snapens` (or `~/.cache/snapens`) once it is drawn.
+
+    Classes and fonts are equally likely in both parts, and every image is distorted in its own way. It depends
+    on `seed`, its part and its place alone: a larger set begins with the smaller one.
+    """
+    return ImageData(
+        name="glyphs",
+        train=Images(_cached("train", train, seed), _labels(0, train)),
+        test=Images(_cached("test", test, seed), _labels(0, test)),
+        classes=CLASSES,
+        augmentation="none",  # a mirrored letter is another one, or none
+        size=SIZE,
+        channels=1,
+    )
+
+
+def draw(split: Split, count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Pixels (count, 16, 16, 1) of the classes in turn, past the cache.
+
+    Examples:
+        >>> few, more = draw("train", 2), draw("train", 70)
+        >>> more.shape, bool((few == more[:2]).all())
+        ((70, 16, 16, 1), True)
+    """
+    if count < 1:
+        raise ArgumentError(f"{split} must be at least 1 image, got {count}")
+    if not 0 <= seed < 1 << 63:
+        raise ArgumentError(f"seed must be at least 0 and less than 2 to the 63, got {seed}")
+    chance = np.random.Philox(key=[seed, ("train", "test").index(split)])
+    with np.load(Path(__file__).with_name("glyphs.npz")) as file:
+        atlas = file["levels"] * np.uint8(17)  # 0 to 15 in the file
+    chunks = []
+    for start in range(0, count, _CHUNK):
+        labels = _labels(start, min(start + _CHUNK, count))
+        words = chance.random_raw(len(labels) * (_TRAIT_WORDS + _NOISE_WORDS)).reshape(len(labels), -1)
+        chunks.append(_distorted(atlas, labels, words[:, :_TRAIT_WORDS], words[:, _TRAIT_WORDS:]))
+    return np.concatenate(chunks)[..., None]
+
+
+def _labels(start: int, stop: int) -> Whole:
+    return np.arange(start, stop, dtype=np.int64) % len(CLASSES)
+
+
+def _distorted(
+    atlas: NDArray[np.uint8], labels: Whole, traits: NDArray[np.uint64], noise: NDArray[np.uint64]
+) -> NDArray[np.uint8]:
+    """Pixels (images, 16, 16) of an atlas (fonts, classes, side, side), by words (images, 8) and (images, 128)."""
+    trait = iter(traits.T[..., None, None])
+    font = _between(0, len(atlas) - 1, next(trait)).ravel()
+    turn, shear = (_between(-most, most, next(trait)) for most in (_TURN, _SHEAR))
+    right, low = (_between(-_SHIFT, _SHIFT, next(trait)) for _ in range(2))
+    step, ink, paper = (_between(*limits, next(trait)) for limits in (_STEP, _INK, _PAPER))
+
+    twice = 2 * np.arange(SIZE, dtype=np.int64) - (SIZE - 1)  # the distance from the middle is half of a whole number
+    x, y = twice * step, twice[:, None] * step
+    x = x + y * shear // _ONE
+    x, y = x - y * turn // _ONE, y + x * turn // _ONE  # a turn by arctan(turn), without a sine to round
+    middle = (atlas.shape[-1] - 1) * _ONE // 2
+    stroke = _sampled(atlas[font, labels], middle + right + x // 2, middle + low + y // 2)
+
+    grain: Whole = noise.astype("<u8").view(np.uint8).reshape(-1, SIZE, SIZE, 4).sum(-1, dtype=np.int64) - 4 * 255 // 2
+    shade = paper + stroke * ink // 255 + grain * _NOISE_PERCENT // 100
+    return np.clip(shade, 0, 255).astype(np.uint8)
+
+
+def _between(least: int, most: int, words: NDArray[np.uint64]) -> Whole:
+    """Whole numbers, both limits included, each as likely as the next."""
+    share = words >> np.uint64(32)
+    return least + (share * np.uint64(most - least + 1) >> np.uint64(32)).astype(np.int64)
+
+
+def _sampled(glyphs: NDArray[np.uint8], x: Whole, y: Whole) -> Whole:
+    """Bilinear values of glyphs (images, side, side), black around, at positions (images, 16, 16) in 1/256."""
+    bordered = np.pad(glyphs, ((0, 0), (1, 2), (1, 2))).astype(np.int64)
+    last = (glyphs.shape[-1] + 1) * _ONE
+    x, y = ((position + _ONE).clip(0, last) for position in (x, y))
+    image, right, low = np.arange(len(glyphs))[:, None, None], x & 255, y & 255
+    upper, lower = (
+        bordered[image, row, x >> 8] * (_ONE - right) + bordered[image, row, (x >> 8) + 1] * right
+        for row in (y >> 8, (y >> 8) + 1)
+    )
+    values: Whole = (upper * (_ONE - low) + lower * low) >> 16  # right and low are in 1/256
+    return values
+
+
+def _cached(split: Split, count: int, seed: int) -> NDArray[np.uint8]:
+    """As `draw`, from a file of the pixels behind their SHA-256; one that cannot be used does no harm."""
+    unusable = (OSError, RuntimeError, ValueError)  # no file, or none of ours; no home; not so many pixels
+    with suppress(*unusable):
+        content = _cache_file(split, count, seed).read_bytes()
+        if content[:32] == hashlib.sha256(content[32:]).digest():
+            return np.frombuffer(content, np.uint8, offset=32).reshape(count, SIZE, SIZE, 1).copy()
+    pixels = draw(split, count, seed)
+    with suppress(*unusable):
+        path, content = _cache_file(split, count, seed), pixels.tobytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, [hashlib.sha256(content).digest(), content])
+    return pixels
+
+
+def _cache_file(split: Split, count: int, seed: int) -> Path:
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "snapens" / f"glyphs-{_EDITION}-{split}-{count}-{seed}.bin"

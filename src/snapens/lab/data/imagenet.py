@@ -1,0 +1,27 @@
+"""ImageNet's 1,000 classes (ILSVRC 2012), as folders of JPEGs that are decoded when they are asked for."""
+
+from pathlib import Path
+
+from .files import PhotoFiles
+from .folder import IMAGENET_DEVIATION, IMAGENET_MEAN, listed, subfolders
+from .images import ImageData, Images
+from .sources import missing
+
+
+def read(root: Path) -> ImageData:
+    """Read train/WNID/*.JPEG and val/WNID/*.JPEG; tested on is the validation set, as everywhere."""
+    folder = root / "imagenet" if (root / "imagenet").is_dir() else root
+    classes = subfolders(folder / "train")
+    if not classes or not subfolders(folder / "val"):
+        raise missing(root, "train/WNID/*.JPEG and val/WNID/*.JPEG (validation images sorted into such folders too)")
+    (train, train_labels), (val, val_labels) = (listed(folder / split, classes) for split in ("train", "val"))
+    return ImageData(
+        "imagenet",
+        Images(PhotoFiles(train), train_labels),
+        Images(PhotoFiles(val), val_labels),
+        classes,
+        augmentation="imagenet",
+        size=224,
+        mean=IMAGENET_MEAN,
+        deviation=IMAGENET_DEVIATION,
+    )

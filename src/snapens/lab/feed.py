@@ -1,0 +1,153 @@
+"""Feed: what a step reads of the data, in buffers that stay where they are."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import cpu_count
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .data.augment import AUGMENTATIONS, Scheme
+from .data.images import ImageData, ImageFiles, Images
+from .data.order import Order
+
+_RESIDENT_SHARE = 0.4  # of the memory that is free when the first run is prepared
+_EVALUATION_BATCH = 500
+_AHEAD = 8  # batches that are being decoded while a step runs
+_Batch = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.float32]]
+
+
+@dataclass(eq=False)
+class Placed:
+    """A data set on a device, for as many runs as read it. Arrays lie there as uint8, padded for their crops."""
+
+    data: ImageData
+    device: torch.device
+    mean: Tensor = field(init=False)
+    deviation: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mean, self.deviation = (torch.tensor(row, device=self.device) for row in self.data.normalisation())
+
+    @property
+    def scheme(self) -> Scheme:
+        """The augmentation of the training images."""
+        return AUGMENTATIONS[self.data.augmentation]
+
+    @cached_property
+    def resident(self) -> bool:
+        """Whether the training images lie on the device; files, and what is too large for it, are streamed."""
+        pixels = self.data.train.pixels
+        if not isinstance(pixels, np.ndarray):
+            return False
+        if self.device.type != "cuda":
+            return True
+        grown = (1 + 2 * self.scheme.padding / self.data.size) ** 2
+        return pixels.nbytes * grown < _RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]
+
+    @cached_property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """Padded pixels (images, size + 2p, size + 2p, channels) and labels (images,)."""
+        padded = self.padded(cast(NDArray[np.uint8], self.data.train.pixels))
+        return torch.from_numpy(padded).to(self.device), torch.from_numpy(self.data.train.labels).to(self.device)
+
+    def padded(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Pixels with as many more on each side as their crop needs, zero once they are normalised."""
+        if not self.scheme.padding:
+            return pixels
+        side = self.data.size + 2 * self.scheme.padding
+        padded = np.empty((len(pixels), side, side, self.data.channels), np.uint8)
+        padded[:] = self.data.normalisation()[0]
+        inside = slice(self.scheme.padding, self.scheme.padding + self.data.size)
+        padded[:, inside, inside] = pixels
+        return padded
+
+    def batches(self, images: Images) -> Iterator[Tensor]:
+        """All of them in order, normalised and not augmented, for an evaluation."""
+        for begin in range(0, len(images), _EVALUATION_BATCH):
+            indices = np.arange(begin, min(begin + _EVALUATION_BATCH, len(images)))
+            pixels = torch.from_numpy(_pixels(images.pixels, indices, None)).to(self.device)
+            yield Scheme().finish(pixels, pixels, self.mean, self.deviation)
+
+
+class Feed:
+    """The training batches of one run, step after step.
+
+    `prepare` is called on the host before a step; `read` is the part of the step itself, and touches
+    nothing but the buffers.
+    """
+
+    def __init__(self, placed: Placed, seed: int, batch: int) -> None:
+        images = len(placed.data.train)
+        self._placed, self._scheme = placed, placed.scheme
+        self._order = Order(seed, images, batch, self._scheme.columns)
+        self._rows = min(-(-images // batch), 1 << 12) if placed.resident else 1
+        device, columns = placed.device, self._scheme.columns
+        self._indices = torch.zeros(self._rows, batch, dtype=torch.int64, device=device)
+        self._draws = torch.zeros(self._rows, batch, columns, device=device)
+        self._first = torch.zeros(1, dtype=torch.int64, device=device)
+        self._range = range(0)
+        if not placed.resident:
+            side, channels = placed.data.size + 2 * self._scheme.padding, placed.data.channels
+            self._pixels = torch.zeros(batch, side, side, channels, dtype=torch.uint8, device=device)
+            self._every = torch.arange(batch, device=device)
+            self._workers = ThreadPoolExecutor(cpu_count())
+            self._ahead: deque[Future[_Batch]] = deque()
+
+    def prepare(self, step: int) -> None:
+        """Have the buffers hold what this step, counted from 0, is to read."""
+        if step in self._range:
+            return
+        if self._placed.resident:
+            indices, draws = self._order.rows(step, self._rows)
+            self._fill(self._indices, indices)
+            self._fill(self._draws, draws)
+        else:
+            pixels, labels, draws = self._streamed(step)
+            self._fill(self._pixels, pixels)
+            self._fill(self._indices, labels)
+            self._fill(self._draws, draws)
+        self._first.fill_(step)
+        self._range = range(step, step + self._rows)
+
+    def read(self, completed: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (batch, channels, size, size) and labels (batch,) of the step after so many, a tensor of one."""
+        row = completed - self._first
+        indices, draws = self._indices.index_select(0, row)[0], self._draws.index_select(0, row)[0]
+        if self._placed.resident:
+            padded, every = self._placed.train
+            pixels, labels = self._scheme.crop(padded, indices, draws), every.index_select(0, indices)
+        else:
+            pixels, labels = self._scheme.crop(self._pixels, self._every, draws), indices
+        return self._scheme.finish(pixels, draws, self._placed.mean, self._placed.deviation), labels
+
+    def _streamed(self, step: int) -> _Batch:
+        if step != self._range.stop:  # a jump: at the start, and on resuming
+            self._ahead.clear()
+        while len(self._ahead) < _AHEAD:
+            indices, draws = self._order.rows(step + len(self._ahead), 1)
+            self._ahead.append(self._workers.submit(self._decoded, indices, draws))
+        return self._ahead.popleft().result()
+
+    def _decoded(self, indices: NDArray[np.int64], draws: NDArray[np.float32]) -> _Batch:
+        train = self._placed.data.train
+        pixels = _pixels(train.pixels, indices[0], draws[0, :, : self._scheme.geometry])
+        return self._placed.padded(pixels), train.labels[indices], draws
+
+    def _fill(self, buffer: Tensor, values: NDArray[Any]) -> None:
+        host = torch.from_numpy(values)
+        if buffer.is_cuda:  # steps already queued still read the buffer: copy behind them, without waiting
+            host = host.pin_memory()
+        buffer.copy_(host.view(buffer.shape), non_blocking=True)
+
+
+def _pixels(
+    source: NDArray[np.uint8] | ImageFiles, indices: NDArray[np.int64], boxes: NDArray[np.float32] | None
+) -> NDArray[np.uint8]:
+    return source[indices] if isinstance(source, np.ndarray) else source.crops(indices, boxes)

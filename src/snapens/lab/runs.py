@@ -1,0 +1,200 @@
+"""Run folders: what a run was, what happened, where it stands, what its members say."""
+
+import json
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import DamagedError, MismatchError, StoreError
+from ..snapshots import Snapshots
+from ..storage import durable, jsonfile, tensorfile
+from .recipe import Recipe
+
+log = logging.getLogger("snapens")
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands: the tensors that a step changes, and what else it takes to go on."""
+
+    completed: int
+    tensors: Mapping[str, Tensor]
+    notes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the members say of one part of the data: log-probabilities (members, examples, classes), labels."""
+
+    log_probabilities: NDArray[np.float16]
+    labels: NDArray[np.int64]
+
+    @cached_property
+    def probabilities(self) -> NDArray[np.float64]:
+        """(members, examples, classes), oldest member first, each row adding up to 1."""
+        found: NDArray[np.float64] = np.exp(self.log_probabilities.astype(np.float64))
+        found /= found.sum(-1, keepdims=True)
+        return found
+
+
+class Run:
+    """A run folder, to be read by anyone at any time and written by the one who trains."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun in this folder."""
+        return (self.path / "recipe.json").exists()
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What defines the run."""
+        return Recipe.of(self._about["recipe"])
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Class names, image size and normalisation: what it takes to predict."""
+        described: dict[str, Any] = self._about["data"]
+        return described
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots committed so far."""
+        return Snapshots(self.path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its steps were taken."""
+        return any(line["event"] == "finished" for line in self.log())
+
+    def begin(self, recipe: Recipe, data: Mapping[str, Any]) -> None:
+        """Write down what the run is, or make sure that it is the one begun here before."""
+        if self.exists:
+            if differences := self.recipe.differences(recipe):
+                raise MismatchError(
+                    f"recipe must be that of the run in {self.path} to resume it, got (there, now) "
+                    + "; ".join(differences)
+                )
+            if self.data != dict(data):
+                raise MismatchError(
+                    f"data must be that of the run in {self.path} to resume it: classes, size or normalisation differ"
+                )
+            return
+        content = {"recipe": vars(recipe), "data": dict(data)}
+        durable.publish(self.path / "recipe.json", [jsonfile.dumps(content)])
+
+    def note(self, event: str, **values: Any) -> None:
+        """Add a line to the log."""
+        line = json.dumps({"event": event, **values}, allow_nan=False)
+        with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def log(self) -> Iterator[dict[str, Any]]:
+        """The lines of the log; a line cut off by a kill is left out."""
+        with suppress(FileNotFoundError), open(self.path / "log.jsonl", encoding="utf-8") as file:
+            for line in file:
+                with suppress(ValueError):
+                    yield dict(json.loads(line))
+
+    def save(self, state: State) -> None:
+        """Keep a state; the one before stays until the next."""
+        folder = self.path / "state"
+        folder.mkdir(exist_ok=True)
+        name = f"step-{state.completed:09d}-{secrets.token_hex(6)}.safetensors"
+        digest = durable.publish(folder / name, tensorfile.encode(_on_host(state.tensors)))
+        about = {"completed": state.completed, "file": name, **digest._asdict(), "notes": state.notes}
+        current, previous = folder / "state.json", folder / "state.previous.json"
+        if current.exists():
+            durable.publish(previous, [current.read_bytes()])
+        durable.publish(current, [jsonfile.dumps(about)])
+        kept = {jsonfile.read(path)["file"] for path in (current, previous) if path.exists()}
+        for path in folder.glob("step-*"):
+            if path.name not in kept:
+                path.unlink()
+
+    def state(self) -> State | None:
+        """The state kept last, or the one before where that one is damaged; None before the first."""
+        found = [
+            path for name in ("state.json", "state.previous.json") if (path := self.path / "state" / name).exists()
+        ]
+        for path in found:
+            try:
+                return _read_state(path)
+            except DamagedError as error:
+                if path == found[-1]:
+                    raise
+                log.warning("%s; going on from the state before", error)
+        return None
+
+    def forget(self, completed: int) -> None:
+        """Drop what the log says of steps after `completed`: training will come past them again."""
+        kept = [json.dumps(line) + "\n" for line in self.log() if line.get("step", 0) <= completed]
+        durable.publish(self.path / "log.jsonl", ["".join(kept).encode()])
+
+    def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Append a member's outputs: for each part of the data log-probabilities (examples, classes) and labels."""
+        before = self._stored_outputs()
+        steps = before["steps"].tolist() if before else []
+        earlier = sum(1 for other in steps if other < step)  # later ones are of before a resume
+        stored = {"steps": torch.tensor([*steps[:earlier], step])}
+        for part, (outputs, labels) in found.items():
+            rows = [before[part][:earlier]] if earlier else []
+            stored[part] = torch.cat([*rows, outputs[None]])
+            stored[f"{part}_labels"] = labels
+        durable.publish(self.path / "outputs.safetensors", tensorfile.encode(stored))
+
+    def outputs(self, part: str = "test") -> Outputs:
+        """What the members say of the "test" or "held_out" images; members are those of `snapshots.steps`."""
+        stored = self._stored_outputs()
+        if part not in stored:
+            held_out = "; train with held_out=N to have some" if part == "held_out" else ""
+            raise StoreError(f"{self.path} holds no outputs of the {part} images{held_out}")
+        members = [stored["steps"].tolist().index(step) for step in self.snapshots.steps if step in stored["steps"]]
+        return Outputs(stored[part][members].numpy(), stored[f"{part}_labels"].numpy())
+
+    def _stored_outputs(self) -> dict[str, Tensor]:
+        path = self.path / "outputs.safetensors"
+        return {name: entry.read() for name, entry in tensorfile.entries(path).items()} if path.exists() else {}
+
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        path = self.path / "recipe.json"
+        try:
+            content = jsonfile.read(path)
+            Recipe.of(content["recipe"])
+            return {"recipe": content["recipe"], "data": dict(content["data"])}
+        except FileNotFoundError:
+            raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: check the path") from None
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DamagedError(f"{path} must be what snapens wrote, got {error}: restore the file") from error
+
+
+def _read_state(path: Path) -> State:
+    try:
+        about = jsonfile.read(path)
+        file = path.parent / Path(about["file"]).name
+        if durable.digest(file) != durable.Digest(about["sha256"], about["bytes"]):
+            raise DamagedError(f"{file} must have the SHA-256 that {path.name} has, but it was altered")
+        tensors = {name: entry.read() for name, entry in tensorfile.entries(file).items()}
+        return State(int(about["completed"]), tensors, dict(about["notes"]))
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(
+            f"{path} must be a state as snapens wrote it, got {type(error).__name__}: {error}"
+        ) from error
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,85 @@
+import hashlib
+import stat
+import tarfile
+import zipfile
+
+import formats
+import pytest
+
+from snapens.lab.data.archives import unpack
+from snapens.lab.data.errors import DataError
+from snapens.lab.data.sources import SOURCES, Source
+
+GOOD = ("set/a.bin", tarfile.REGTYPE, b"good")
+
+
+@pytest.fixture
+def trusted(monkeypatch):
+    """Makes the MD5 of an archive the right one: what it holds must be checked all the same."""
+
+    def trust(path):
+        md5 = hashlib.md5(path.read_bytes()).hexdigest()
+        monkeypatch.setitem(SOURCES, path.name, Source("http://nowhere", md5))
+        return path
+
+    return trust
+
+
+def test_a_folder_is_unpacked_beside_its_archive(tmp_path, trusted):
+    deep = ("set/b/c.txt", tarfile.REGTYPE, b"deep")
+    folder = unpack(trusted(formats.tar(tmp_path / "a.tar.gz", ("set", tarfile.DIRTYPE, b""), GOOD, deep)), "set")
+    assert folder == tmp_path / "set"
+    assert (folder / "a.bin").read_bytes() == b"good"
+    assert (folder / "b/c.txt").read_bytes() == b"deep"
+    unpacked = unpack(trusted(formats.zipped(tmp_path / "a.zip", ("other/", ""), ("other/a", "good"))), "other")
+    assert (unpacked / "a").read_text() == "good"
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ("set/../../evil", tarfile.REGTYPE, b"evil"),
+        ("../evil", tarfile.REGTYPE, b"evil"),
+        ("/tmp/evil", tarfile.REGTYPE, b"evil"),
+        ("other/evil", tarfile.REGTYPE, b"evil"),
+        ("set/..\\evil", tarfile.REGTYPE, b"evil"),
+        ("set/link", tarfile.SYMTYPE, b"/etc/passwd"),
+        ("set/link", tarfile.LNKTYPE, b"../evil"),
+        ("set/device", tarfile.CHRTYPE, b""),
+        ("set/pipe", tarfile.FIFOTYPE, b""),
+    ],
+)
+def test_a_tar_with_anything_but_plain_files_in_its_folder_is_refused(tmp_path, trusted, member):
+    archive = trusted(formats.tar(tmp_path / "a.tar.gz", GOOD, member))
+    with pytest.raises(DataError, match=r"must hold plain files inside one folder, got .*: do not trust"):
+        unpack(archive, "set")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
+
+
+def link():
+    entry = zipfile.ZipInfo("set/link")
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return entry
+
+
+@pytest.mark.parametrize("name", ["set/../../evil", "../evil", "/evil", "set/C:evil", link()])
+def test_a_zip_with_anything_but_plain_files_in_its_folder_is_refused(tmp_path, trusted, name):
+    archive = trusted(formats.zipped(tmp_path / "a.zip", ("set/a.bin", "good"), (name, "/etc/passwd")))
+    with pytest.raises(DataError, match="must hold plain files inside one folder"):
+        unpack(archive, "set")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_an_archive_that_is_none_is_refused(tmp_path, trusted, name):
+    (tmp_path / name).write_bytes(b"<html>not found</html>")
+    with pytest.raises(DataError, match="must be a whole archive, got"):
+        unpack(trusted(tmp_path / name), "set")
+
+
+def test_a_cut_tar_leaves_nothing(tmp_path, trusted):
+    archive = formats.tar(tmp_path / "a.tar.gz", GOOD, ("set/b", tarfile.REGTYPE, formats.noise(9).tobytes()))
+    archive.write_bytes(archive.read_bytes()[:9000])
+    with pytest.raises(DataError, match="must be a whole archive, got"):
+        unpack(trusted(archive), "set")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]

@@ -1,0 +1,179 @@
+import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import formats
+import numpy as np
+import pytest
+
+from snapens.lab.data import load
+from snapens.lab.data.download import fetch
+from snapens.lab.data.errors import DataError
+from snapens.lab.data.sources import SOURCES, Source
+
+CONTENT = formats.noise(300).tobytes()
+NAME = "train_32x32.mat"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server, content = self.server, self.server.files.get(self.path.strip("/"))
+        start = int(self.headers.get("Range", "bytes=0-")[6:-1])
+        server.starts.append(start)
+        if content is None or start >= len(content):
+            self.send_error(404 if content is None else 416)
+            return
+        ranged = server.ranges and "Range" in self.headers
+        body = content[start:] if ranged else content
+        self.send_response(206 if ranged else 200)
+        if server.lengths:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: server.drops.pop(0) if server.drops else None])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Serves `files`; answers ranges or not; drops as many connections after so many bytes as `drops` says."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False
+    server.files, server.ranges, server.lengths, server.drops, server.starts = {}, True, True, [], []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    def offer(name, content, right=None):
+        server.files[name] = content
+        url = f"http://127.0.0.1:{server.server_port}/{name}"
+        monkeypatch.setitem(SOURCES, name, Source(url, hashlib.md5(right or content).hexdigest()))
+
+    server.offer = offer
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_file_comes_whole_and_its_progress_is_told(tmp_path, server):
+    server.offer(NAME, CONTENT)
+    told = []
+    path = fetch(NAME, tmp_path / "new/folder", lambda done, total: told.append((done, total)))
+    assert path == tmp_path / "new/folder" / NAME
+    assert path.read_bytes() == CONTENT
+    assert [path.name for path in path.parent.iterdir()] == [NAME]
+    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_dropped_connection_is_taken_up_where_it_broke(tmp_path, server, ranges):
+    server.offer(NAME, CONTENT)
+    server.ranges, server.drops = ranges, [400_000]
+    assert fetch(NAME, tmp_path).read_bytes() == CONTENT
+    assert server.starts == [0, 400_000]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_earlier_part_is_gone_on_with(tmp_path, server, ranges):
+    server.offer(NAME, CONTENT)
+    server.ranges = ranges
+    (tmp_path / f"{NAME}.part").write_bytes(CONTENT[:1000])
+    assert fetch(NAME, tmp_path).read_bytes() == CONTENT
+    assert server.starts == [1000]
+
+
+def test_a_part_that_was_whole_already_is_taken(tmp_path, server):
+    server.offer(NAME, CONTENT)
+    (tmp_path / f"{NAME}.part").write_bytes(CONTENT)
+    assert fetch(NAME, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_server_that_brings_nothing_more_ends_it_and_the_part_stays(tmp_path, server):
+    server.offer(NAME, CONTENT)
+    server.drops = [300_000, 0]
+    with pytest.raises(DataError, match=rf"{NAME} must come from http.*: try again, .* 300000 bytes .* put it at"):
+        fetch(NAME, tmp_path)
+    assert (tmp_path / f"{NAME}.part").read_bytes() == CONTENT[:300_000]
+    assert fetch(NAME, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_that_always_breaks_ends_it(tmp_path, server):
+    server.offer(NAME, CONTENT)
+    server.ranges, server.drops = False, [300_000] * 5
+    with pytest.raises(DataError, match="the connection ended early"):
+        fetch(NAME, tmp_path)
+
+
+def test_a_server_that_does_not_say_the_length_is_believed_by_the_md5(tmp_path, server):
+    server.offer(NAME, CONTENT)
+    server.lengths = False
+    told = []
+    assert fetch(NAME, tmp_path, lambda done, total: told.append(total)).read_bytes() == CONTENT
+    assert {*told} == {0}
+
+
+@pytest.mark.parametrize("start", [b"", b"rubbish", CONTENT + b"too long"])
+def test_other_content_never_gets_the_name(tmp_path, server, start):
+    server.offer(NAME, b"<html>sorry</html>" if not start else CONTENT, right=CONTENT)
+    if start:
+        (tmp_path / f"{NAME}.part").write_bytes(start)
+    with pytest.raises(DataError, match=r"must have the MD5 .*, got .*: remove it and get it again from http"):
+        fetch(NAME, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_network_and_no_file_are_errors_that_say_what_to_do(tmp_path, server, monkeypatch):
+    server.offer(NAME, CONTENT)
+    del server.files[NAME]
+    with pytest.raises(DataError, match="HTTP Error 404"):
+        fetch(NAME, tmp_path)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(SOURCES, NAME, Source("http://127.0.0.1:9/a", "0"))
+    with pytest.raises(DataError) as caught:
+        fetch(NAME, tmp_path)
+    for part in ("http://127.0.0.1:9/a", "refused", str(tmp_path / NAME)):
+        assert part in str(caught.value)
+
+
+def served(server, root, name):
+    return server.offer(name, Path(root, name).read_bytes())
+
+
+def test_load_downloads_what_is_not_there_into_the_folder_or_the_cache(tmp_path, server, monkeypatch):
+    pixels = formats.noise(10)
+    folder = formats.cifar100(tmp_path / "origin", pixels, np.arange(10), pixels, np.arange(10))
+    formats.tar(tmp_path / "origin/cifar-100-binary.tar.gz", of=folder)
+    served(server, tmp_path / "origin", "cifar-100-binary.tar.gz")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for root in (tmp_path / "mine", None):
+        with pytest.raises(DataError, match="data must be a folder that holds"):
+            load("cifar100", root)
+        np.testing.assert_array_equal(load("cifar100", root, download=True).train.pixels, pixels)
+        np.testing.assert_array_equal(load("cifar100", root).train.pixels, pixels)
+    assert (tmp_path / "cache/snapens/cifar-100-binary/train.bin").exists()
+    assert len(server.starts) == 2
+    load("cifar100", tmp_path / "mine", download=True)
+    assert len(server.starts) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cifar10 must be readable in .*file, got .*: check the files and their rights"):
+        load("cifar10", tmp_path / "file", download=True)
+
+
+def test_load_downloads_only_the_files_that_are_missing(tmp_path, server):
+    for name in ("train_32x32.mat", "test_32x32.mat", "extra_32x32.mat"):
+        formats.svhn(tmp_path / name, formats.noise(20), np.arange(20) % 10)
+        served(server, tmp_path, name)
+    (tmp_path / "svhn").mkdir()
+    (tmp_path / "train_32x32.mat").rename(tmp_path / "svhn/train_32x32.mat")
+    (tmp_path / "test_32x32.mat").unlink()
+    told = []
+    load("svhn", tmp_path, download=True, progress=lambda *bytes_: told.append(bytes_))
+    assert len(server.starts) == 1
+    assert told[-1][0] == (tmp_path / "test_32x32.mat").stat().st_size

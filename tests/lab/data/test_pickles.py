@@ -1,0 +1,76 @@
+import os
+import pickle
+
+import formats
+import numpy as np
+import pytest
+
+from snapens.lab.data import pickles
+from snapens.lab.data.errors import DataError
+
+
+class Hostile:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def read(tmp_path, content):
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    return pickles.read(path)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("keys", [lambda key: key, str.encode])
+def test_arrays_of_python_3_come_back(tmp_path, keys, order):
+    planes = np.asarray(formats.planes(formats.noise(3)), order=order)
+    content = read(tmp_path, pickle.dumps({keys("data"): planes, keys("labels"): [1, 2, 3]}, protocol=2))
+    np.testing.assert_array_equal(content["data"], planes)
+    assert content["labels"] == [1, 2, 3]
+
+
+def test_arrays_of_python_2_come_back(tmp_path):
+    planes = np.asfortranarray(formats.planes(formats.noise(3)))
+    content = read(tmp_path, formats.pickled_by_python_2({"data": planes, "names": ["ä"]}))
+    np.testing.assert_array_equal(content["data"], planes)
+    assert content["names"] == ["ä".encode("latin-1")]
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("function", [os.system, eval, getattr, np.load, np.frombuffer])
+def test_a_pickle_that_names_anything_else_is_refused_and_not_run(tmp_path, function, protocol):
+    trace = tmp_path / "trace"
+    hostile = {
+        os.system: (f"touch {trace}",),
+        eval: (f"open({str(trace)!r}, 'w')",),
+        getattr: ("", "join"),
+    }.get(function, (str(trace),))
+    with pytest.raises(DataError, match="which is refused: get it again"):
+        read(tmp_path, pickle.dumps({"data": Hostile(function, *hostile)}, protocol))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80",
+        b"not a pickle",
+        pickle.dumps([1, 2]),
+        pickle.dumps({1: 2}, 2)[:-3],
+        pickle.dumps({b"\xff": 1}),
+        formats.pickled_by_python_2({"data": np.zeros(3, np.float32)}),
+        pickle.dumps({"data": np.array([None, "x"])}, 2),
+        formats.pickled_by_python_2({"data": np.zeros((2, 2), np.uint8)}).replace(
+            b"\4\0\0\0\0\0\0\0", b"\3\0\0\0\0\0\0"
+        ),
+    ],
+)
+def test_a_pickle_that_is_damaged_or_not_plain_is_refused(tmp_path, content):
+    with pytest.raises(
+        DataError, match=r"batch must be a pickled dictionary of plain values and uint8 arrays, got \w+"
+    ):
+        read(tmp_path, content)

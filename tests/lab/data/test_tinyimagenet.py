@@ -1,0 +1,100 @@
+import hashlib
+import shutil
+
+import formats
+import numpy as np
+import pytest
+
+from snapens.lab.data import load, tinyimagenet
+from snapens.lab.data.errors import DataError, MissingDataError
+from snapens.lab.data.sources import SOURCES, Source
+
+TRAIN, TEST = formats.smooth(6, seed=1), formats.smooth(12, seed=2)
+JPEG_LOSS = 3
+
+
+def close(found, expected):
+    return np.abs(found.astype(int) - expected).max() <= JPEG_LOSS
+
+
+def test_training_and_validation_images_are_those_that_were_written(tmp_path):
+    folder = formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    by_name = sorted(range(12), key=str)  # val_10 comes before val_2
+    for root in (tmp_path, folder):
+        data = load("tinyimagenet", root)
+        assert close(data.train.pixels, TRAIN)
+        assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+        assert close(data.test.pixels, TEST[by_name])
+        assert data.test.labels.tolist() == [number % 2 for number in by_name]
+        assert data.classes == ("bullfrog", "goldfish")
+        assert (data.size, data.channels, data.augmentation) == (64, 3, "crop-mirror-rgb")
+
+
+def test_a_gray_image_has_three_equal_channels(tmp_path):
+    formats.tinyimagenet(tmp_path, TRAIN, TEST, gray=(1,))
+    pixels = load("tinyimagenet", tmp_path).train.pixels.astype(int)
+    luma = TRAIN[1, 0, 0] @ [0.299, 0.587, 0.114]  # ITU-R 601, as JPEG has it
+    assert np.abs(pixels[1] - luma).max() <= JPEG_LOSS
+    assert close(pixels[2], TRAIN[2])
+
+
+def test_images_are_decoded_once(tmp_path, monkeypatch):
+    formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    first = load("tinyimagenet", tmp_path)
+    monkeypatch.setattr(tinyimagenet, "decoded", None)
+    again = load("tinyimagenet", tmp_path)
+    np.testing.assert_array_equal(again.train.pixels, first.train.pixels)
+    np.testing.assert_array_equal(again.test.pixels, first.test.pixels)
+    assert again.train.pixels.flags.writeable  # in memory only: the file stays as it is
+
+
+def test_another_image_or_a_cut_cache_has_them_decoded_again(tmp_path):
+    folder = formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    load("tinyimagenet", tmp_path)
+    formats.jpeg(folder / "train/n01/images/n01_9.JPEG", TEST[0])
+    data = load("tinyimagenet", tmp_path)
+    assert close(data.train.pixels[6], TEST[0])
+    for cache in tmp_path.glob("*.npy"):
+        cache.write_bytes(cache.read_bytes()[:-100])
+    np.testing.assert_array_equal(load("tinyimagenet", tmp_path).train.pixels, data.train.pixels)
+
+
+def test_without_the_right_to_write_images_are_decoded_each_time(tmp_path, monkeypatch):
+    def refuse(path, chunks):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(tinyimagenet, "publish", refuse)
+    formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    assert close(load("tinyimagenet", tmp_path).train.pixels, TRAIN)
+    assert not list(tmp_path.glob("*.npy"))
+
+
+def test_the_official_archive_is_unpacked(tmp_path, monkeypatch):
+    folder = formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    archive = formats.zipped(tmp_path / "tiny-imagenet-200.zip", of=folder)
+    shutil.rmtree(folder)
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(SOURCES, archive.name, Source("http://nowhere", md5))
+    assert close(load("tinyimagenet", tmp_path).train.pixels, TRAIN)
+
+
+def test_what_is_wrong_with_the_folder_is_said(tmp_path):
+    with pytest.raises(
+        MissingDataError, match=r"tiny-imagenet-200 or tiny-imagenet-200.zip, got .*cs231n.stanford.edu"
+    ):
+        load("tinyimagenet", tmp_path)
+    folder = formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    path = folder / "train/n01/images/n01_0.JPEG"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"n01_0.JPEG must be a whole image of 8 bits a channel, got"):
+        load("tinyimagenet", tmp_path)
+    formats.jpeg(path, TRAIN[0, :32])
+    with pytest.raises(DataError, match=r"n01_0.JPEG .*64 × 32 pixels where 64 × 64 are due"):
+        load("tinyimagenet", tmp_path)
+    (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn99\t0\t0\t62\t62\n")
+    with pytest.raises(DataError, match=r"wnids.txt must name every class, but lacks \['n99'\]"):
+        load("tinyimagenet", tmp_path)
+    (folder / "val/val_annotations.txt").unlink()
+    with pytest.raises(DataError, match=r"tinyimagenet must be readable in .*val_annotations.txt"):
+        load("tinyimagenet", tmp_path)
