@@ -31,3 +31,15 @@ class NonFiniteError(SnapensError):
 
 class FinishedError(SnapensError):
     """The schedule has no step left."""
+
+
+class DataError(SnapensError):
+    """The files of a data set cannot be read as what they should be."""
+
+
+class MissingDataError(DataError):
+    """The files of a data set are not there; `source` is the public file that would help, if there is one."""
+
+    def __init__(self, message: str, source: str | None = None) -> None:
+        super().__init__(message)
+        self.source = source

@@ -43,6 +43,8 @@ class Training:
         self.loss: float | None = None
         """The mean training loss of the last stretch that was logged."""
         self.images_per_second: float | None = None
+        self.lines_logged = 0
+        """How many lines this object added to the log."""
         self.failure: Exception | None = None
         self._log_steps = min(-(-images // recipe.batch), _LOG_STEPS)
         self._state_seconds = state_seconds
@@ -100,6 +102,13 @@ class Training:
     def seconds(self) -> float:
         """Spent in training, the time before a resume included."""
         return time.monotonic() - self._began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the speed so far; None before there is one."""
+        if self.images_per_second is None:
+            return None
+        return (self.total_steps - self.completed) * self.recipe.batch / self.images_per_second
 
     @property
     def ready(self) -> bool:
@@ -181,7 +190,7 @@ class Training:
             steps = (completed - 1) % self._log_steps + 1
             self.loss, self.images_per_second = loss, steps * self.recipe.batch / max(now - self._seen, 1e-9)
             self._seen = now
-            self.run.note(
+            self._note(
                 "trained",
                 step=completed,
                 epoch=round(completed * self.recipe.batch / len(self.placed.data.train), 4),
@@ -204,7 +213,7 @@ class Training:
         test, labels = outputs["test"]
         error = metrics.error(test.float().exp().numpy(), labels.numpy())
         self._log_stretches(wait=True)
-        self.run.note("snapshot", step=completed, test_error=error, seconds=round(self.seconds, 3))
+        self._note("snapshot", step=completed, test_error=error, seconds=round(self.seconds, 3))
         self.save()
         self._seen = time.monotonic()
         if self.finished:
@@ -218,7 +227,11 @@ class Training:
     def _finish(self) -> None:
         self.close()
         if not self.run.finished:
-            self.run.note("finished", step=self.completed, seconds=round(self.seconds, 3), **_surroundings(self.placed))
+            self._note("finished", step=self.completed, seconds=round(self.seconds, 3), **_surroundings(self.placed))
+
+    def _note(self, event: str, **values: Any) -> None:
+        self.run.note(event, **values)
+        self.lines_logged += 1
 
     def _queue(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -20,6 +20,9 @@ IMAGES = {
 }
 """Training images of each data set, those held out included."""
 
+IMAGES_PER_SECOND = {"resnet110": 22_000, "wrn32": 29_000, "densenet40": 14_000, "densenet100": 1_740}
+"""Training speed of a pack on one H200, batch 64, CIFAR's images; `snapens bench train` measures it."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -139,6 +142,26 @@ def runs(cells: Iterable[Cell]) -> dict[Recipe, tuple[Cell, ...]]:
         for recipe in cell.recipes:
             found[recipe] = (*found.get(recipe, ()), cell)
     return found
+
+
+def run_name(recipe: Recipe) -> str:
+    """What the folder of a run is called: the cell it is for and its seed, or what sets the recipe apart."""
+    for cell in cells():
+        if replace(cell.recipe, seed=recipe.seed) == recipe:
+            return f"{cell.name}-seed{recipe.seed}"
+    name = f"{recipe.network}-{recipe.dataset}-{recipe.method}-{recipe.lr:g}-{recipe.epochs}-epochs-seed{recipe.seed}"
+    return name.replace(":", "-").replace("/", "-")
+
+
+def run_names(cell: Cell, seed: int = 0) -> list[str]:
+    """The names of a cell's runs, with `seed` added to their seeds."""
+    return [run_name(replace(recipe, seed=recipe.seed + seed)) for recipe in cell.recipes]
+
+
+def hours(recipe: Recipe) -> float | None:
+    """What a run of a recipe takes of a GPU that it shares with others; None where that was never measured."""
+    speed = IMAGES_PER_SECOND.get(recipe.network)
+    return None if speed is None else recipe.epochs * images(recipe) / speed / 3600
 
 
 def images(recipe: Recipe) -> int:

@@ -3,7 +3,7 @@
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import metrics
 from ..errors import DamagedError, MismatchError, StoreError
 from ..snapshots import Snapshots
 from ..storage import durable, jsonfile, tensorfile
+from .paper import Cell
 from .recipe import Recipe
 
 log = logging.getLogger("snapens")
@@ -46,6 +48,17 @@ class Outputs:
         found: NDArray[np.float64] = np.exp(self.log_probabilities.astype(np.float64))
         found /= found.sum(-1, keepdims=True)
         return found
+
+    @property
+    def member_errors(self) -> list[float]:
+        """The error of each member alone, a fraction, oldest first."""
+        return [metrics.error(member, self.labels) for member in self.probabilities]
+
+    @property
+    def ensemble_errors(self) -> list[float]:
+        """The error of the last m members together, for m = 1 … M."""
+        sums = np.cumsum(self.probabilities[::-1], axis=0)
+        return [metrics.error(total / m, self.labels) for m, total in enumerate(sums, 1)]
 
 
 class Run:
@@ -180,6 +193,13 @@ class Run:
             raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: check the path") from None
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path} must be what snapens wrote, got {error}: restore the file") from error
+
+
+def cell_error(cell: Cell, runs: Sequence[Run]) -> float:
+    """The error that a cell of the paper is about, a fraction, from one run for each of its seeds."""
+    found = [run.outputs() for run in runs]
+    chosen = [outputs.probabilities[-1:] if cell.reads == "last" else outputs.probabilities for outputs in found]
+    return metrics.error(np.concatenate(chosen).mean(0), found[0].labels)
 
 
 def _read_state(path: Path) -> State:

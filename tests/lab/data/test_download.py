@@ -9,7 +9,7 @@ import pytest
 
 from snapens.lab.data import load
 from snapens.lab.data.download import fetch
-from snapens.lab.data.errors import DataError
+from snapens.errors import DataError
 from snapens.lab.data.sources import SOURCES, Source
 
 CONTENT = formats.noise(300).tobytes()
@@ -162,7 +162,9 @@ def test_load_downloads_what_is_not_there_into_the_folder_or_the_cache(tmp_path,
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"cifar10 must be readable in .*file, got .*: check the files and their rights"):
+    with pytest.raises(
+        DataError, match=r"cifar10 must be readable in .*file, got .*: check the files and their rights"
+    ):
         load("cifar10", tmp_path / "file", download=True)
 
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from snapens.lab.data import files
-from snapens.lab.data.errors import DataError
+from snapens.errors import DataError
 from snapens.lab.data.files import PhotoFiles, central_box, random_box
 
 

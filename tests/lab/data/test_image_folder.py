@@ -6,7 +6,7 @@ import pytest
 
 from snapens.errors import SnapensError
 from snapens.lab.data import folder, load
-from snapens.lab.data.errors import DataError, MissingDataError
+from snapens.errors import DataError, MissingDataError
 from snapens.lab.data.files import PhotoFiles
 
 PIXELS = formats.noise(20, size=40)

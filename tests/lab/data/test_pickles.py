@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from snapens.lab.data import pickles
-from snapens.lab.data.errors import DataError
+from snapens.errors import DataError
 
 
 class Hostile:

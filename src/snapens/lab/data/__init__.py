@@ -1,26 +1,23 @@
 """Data sets by name, each read from its own files into `ImageData`."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DataError, MissingDataError
 from ..recipe import unknown
 from . import arrays, cifar, folder, imagenet, svhn, tinyimagenet
-from .errors import DataError, MissingDataError
 from .images import ImageData
 from .sources import cache_folder
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a data set is read from a folder, which of its files can be downloaded, or what must be named instead."""
+    """How a data set is read from a folder, and for those that are the user's own what must be named."""
 
     read: Callable[[Path], ImageData]
-    files: tuple[str, ...] = ()
-    needs: str = ""
+    own: str = ""
 
 
 def _glyphs(root: Path) -> ImageData:
@@ -30,15 +27,15 @@ def _glyphs(root: Path) -> ImageData:
 
 
 DATASETS = {
-    "arrays": Reader(arrays.read, needs="an .npz file with x_train and y_train"),
-    "cifar10": Reader(partial(cifar.read, cifar.CIFAR10), ("cifar-10-binary.tar.gz",)),
-    "cifar100": Reader(partial(cifar.read, cifar.CIFAR100), ("cifar-100-binary.tar.gz",)),
-    "folder": Reader(folder.read, needs="a folder with a sub-folder of images for each class"),
+    "arrays": Reader(arrays.read, own="an .npz file with x_train and y_train"),
+    "cifar10": Reader(partial(cifar.read, cifar.CIFAR10)),
+    "cifar100": Reader(partial(cifar.read, cifar.CIFAR100)),
+    "folder": Reader(folder.read, own="a folder with a sub-folder of images for each class"),
     "glyphs": Reader(_glyphs),
-    "imagenet": Reader(imagenet.read, needs="a folder with train/WNID/*.JPEG and val/WNID/*.JPEG"),
-    "svhn": Reader(partial(svhn.read, "svhn", svhn.TRAIN), (*svhn.TRAIN, svhn.TEST)),
-    "svhn-extra": Reader(partial(svhn.read, "svhn-extra", svhn.TRAIN_AND_EXTRA), (*svhn.TRAIN_AND_EXTRA, svhn.TEST)),
-    "tinyimagenet": Reader(tinyimagenet.read, ("tiny-imagenet-200.zip",)),
+    "imagenet": Reader(imagenet.read, own="a folder with train/WNID/*.JPEG and val/WNID/*.JPEG"),
+    "svhn": Reader(partial(svhn.read, "svhn", svhn.TRAIN)),
+    "svhn-extra": Reader(partial(svhn.read, "svhn-extra", svhn.TRAIN_AND_EXTRA)),
+    "tinyimagenet": Reader(tinyimagenet.read),
 }
 
 
@@ -56,8 +53,8 @@ def load(
     if name not in DATASETS:
         raise unknown("dataset", name, DATASETS)
     reader = DATASETS[name]
-    if root is None and reader.needs:
-        raise ArgumentError(f"data must be {reader.needs}, got none: name it by --data or the variable SNAPENS_DATA")
+    if root is None and reader.own:
+        raise ArgumentError(f"data must be {reader.own}, got none: name it by --data or the variable SNAPENS_DATA")
     place = cache_folder() if root is None else Path(root).expanduser()
     try:
         return _downloaded(reader, place, progress) if download else reader.read(place)
@@ -66,11 +63,14 @@ def load(
 
 
 def _downloaded(reader: Reader, place: Path, progress: Callable[[int, int], object] | None) -> ImageData:
-    with suppress(MissingDataError):
-        return reader.read(place)
     from .download import fetch  # the network's modules are slow to import
 
-    for file in reader.files:
-        if not (place / file).exists():
-            fetch(file, place, progress)
-    return reader.read(place)
+    file = None
+    while True:
+        try:
+            return reader.read(place)
+        except MissingDataError as error:
+            if error.source is None or error.source == file:
+                raise
+            file = error.source
+        fetch(file, place, progress)

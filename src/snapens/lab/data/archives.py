@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import IO
 
-from .errors import DataError
+from ...errors import DataError
 from .sources import confirm
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...errors import ArgumentError
-from .errors import DataError, MissingDataError
+from ...errors import ArgumentError, DataError, MissingDataError
 from .images import Augmentation, ImageData, Images
 from .splits import stratified
 

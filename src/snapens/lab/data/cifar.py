@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import DataError
 from . import pickles
 from .archives import unpack
-from .errors import DataError
 from .images import ImageData, Images
 from .sources import find, missing
 

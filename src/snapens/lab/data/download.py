@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from .errors import DataError
+from ...errors import DataError
 from .sources import SOURCES, confirm
 
 Progress = Callable[[int, int], object]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ...errors import DataError, MissingDataError
 from ...storage.durable import publish
-from .errors import DataError, MissingDataError
 from .files import PhotoFiles, decoded, of_class, sizes
 from .images import ImageData, Images
 from .splits import stratified

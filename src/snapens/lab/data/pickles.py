@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DataError
+from ...errors import DataError
 
 
 def read(path: Path) -> dict[str, Any]:

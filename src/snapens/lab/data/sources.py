@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import DataError, MissingDataError
+from ...errors import DataError, MissingDataError
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ def find(root: Path, folder: str, witness: str) -> Path | None:
 
 def missing(root: Path, *places: str) -> MissingDataError:
     """The error for a `root` that has none of these files and folders."""
-    urls = [SOURCES[place].url for place in places if place in SOURCES]
-    download = f", or get it from {urls[0]}, as download=True does" if urls else ""
+    source = next((place for place in places if place in SOURCES), None)
+    download = f", or get it from {SOURCES[source].url}, as download=True does" if source else ""
     return MissingDataError(
         f"data must be a folder that holds {' or '.join(places)}, got {root}: put it there, "
-        f"or name the folder that has it by --data or the variable SNAPENS_DATA{download}"
+        f"or name the folder that has it by --data or the variable SNAPENS_DATA{download}",
+        source,
     )

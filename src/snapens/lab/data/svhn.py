@@ -1,23 +1,23 @@
-"""SVHN's cropped digits, with or without its 531,131 extra images; 6,000 are held out as in the paper."""
+"""SVHN's cropped digits, with or without its 531,131 extra images; the paper's recipes hold out 6,000."""
 
 from pathlib import Path
 
 import numpy as np
 
-from .errors import DataError, package
+from ...errors import DataError
 from .images import ImageData, Images
+from .packages import package
 from .sources import find, missing
 
 TRAIN = ("train_32x32.mat",)
 TRAIN_AND_EXTRA = ("train_32x32.mat", "extra_32x32.mat")
 TEST = "test_32x32.mat"
-HELD_OUT = 6000
 
 
 def read(name: str, train: tuple[str, ...], root: Path) -> ImageData:
-    """Read these files and the test file; which images are held out is fixed."""
+    """Read these files and the test file."""
     *parts, test = [_images(path) for path in [_found(root, file) for file in (*train, TEST)]]
-    data = ImageData(
+    return ImageData(
         name,
         Images(np.concatenate([part.pixels for part in parts]), np.concatenate([part.labels for part in parts])),
         test,
@@ -27,7 +27,6 @@ def read(name: str, train: tuple[str, ...], root: Path) -> ImageData:
         mean=(0.0, 0.0, 0.0),
         deviation=(255.0, 255.0, 255.0),
     )
-    return data.hold_out(min(HELD_OUT, len(data.train) // 10), seed=0)
 
 
 def _found(root: Path, file: str) -> Path:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ...errors import DataError
 from ...storage.durable import publish
 from .archives import unpack
-from .errors import DataError
 from .files import decoded, of_class
 from .images import ImageData, Images
 from .sources import find, missing

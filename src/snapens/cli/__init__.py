@@ -1,0 +1,152 @@
+"""The command line: the only place that prints or reads arguments."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional, subcommand
+
+from ..errors import ArgumentError, SnapensError
+from ..lab import paper
+from ..lab.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the data lies and where to train."""
+
+    data: Path | None = None
+    """The folder that holds the data sets, or your own data; else the variable SNAPENS_DATA."""
+    download: bool = False
+    """Fetch the data set if it is not there and has a public address."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU if there is one."""
+    resume: bool = False
+    """Go on with the runs that are in their folders."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files into the run folders as well."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train a baseline and a Snapshot Ensemble on embedded data, on the CPU, and compare them."""
+
+    out: Path = Path("runs/demo")
+    """The folder for the two run folders; runs that are there already are shown, not repeated."""
+    seed: int = 0
+    """Of both runs."""
+
+    def __call__(self) -> int:
+        """Train both on the same budget; print every snapshot's error, the ensembles' and the baseline's."""
+        from ..lab.demo import recipes
+        from . import tables
+        from .training import train
+
+        single, snapshot = (self.out / f"{name}-seed{self.seed}" for name in ("single", "snapshot"))
+        status = train(list(zip(recipes(self.seed), (single, snapshot), strict=True)), Where(device="cpu", resume=True))
+        if status == 0:
+            tables.demo(single, snapshot)
+        return status
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a recipe and keep its snapshots."""
+
+    recipe: Recipe
+    where: Where
+    out: Path | None = None
+    """The run folder; by default one under runs/ that says what the recipe is."""
+
+    def __call__(self) -> int:
+        """Train, then print what the snapshots are worth."""
+        from . import tables
+        from .training import train
+
+        out = self.out or Path("runs") / paper.run_name(self.recipe)
+        status = train([(self.recipe, out)], self.where)
+        if status == 0:
+            tables.run(out)
+        return status
+
+
+@dataclass(frozen=True)
+class PaperList:
+    """Show the cells of the paper: the published error, ours, the cost of a run."""
+
+    only: Annotated[str, Positional] = ""
+    """Show the cells whose name contains this."""
+    out: Path = Path("runs/paper")
+    """Where `paper run` left its runs."""
+
+    def __call__(self) -> int:
+        """Print a table."""
+        from . import tables
+
+        tables.cells([cell for cell in paper.cells() if self.only in cell.name], self.out)
+        return 0
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """Train what some cells of the paper need, together: on a GPU several runs share it."""
+
+    cells: Annotated[tuple[str, ...], Positional]
+    """Names of cells; `snapens paper list` shows them."""
+    where: Where
+    out: Path = Path("runs/paper")
+    """The folder for the run folders."""
+    seed: int = 0
+    """Added to the seed of every recipe: the paper's cells are single runs, and so is each of these."""
+
+    def __call__(self) -> int:
+        """Train them, then print the cells."""
+        from . import tables
+        from .training import train
+
+        if not self.cells:
+            raise ArgumentError("cells must name at least one, got none: `snapens paper list` shows them")
+        cells = [paper.find(name) for name in self.cells]
+        recipes = [replace(recipe, seed=recipe.seed + self.seed) for recipe in paper.runs(cells)]
+        status = train([(recipe, self.out / paper.run_name(recipe)) for recipe in recipes], self.where)
+        tables.cells(cells, self.out)
+        return status
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper's cells: list them, train them."""
+
+    command: Annotated[PaperList, subcommand("list")] | Annotated[PaperRun, subcommand("run")]
+
+    def __call__(self) -> int:
+        """Do what the subcommand says."""
+        return self.command()
+
+
+Command = (
+    Annotated[Demo, subcommand("demo")] | Annotated[Train, subcommand("train")] | Annotated[Paper, subcommand("paper")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0, 1 for a run that failed, 2 for what was refused, 130 if interrupted."""
+    command = tyro.cli(
+        Command,
+        prog="snapens",
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # a network of one's own, as module:callable
+    try:
+        return command()
+    except SnapensError as error:
+        sys.stderr.write(f"snapens: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("snapens: interrupted\n")
+        return 130

@@ -1,0 +1,60 @@
+"""Results on the terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..lab import paper
+from ..lab.runs import Run, cell_error
+
+_MOST_SEEDS = 20  # that are looked for
+
+
+def run(path: Path) -> None:
+    """What the snapshots of one run are worth: each alone, and the last m together."""
+    outputs = Run(path).outputs()
+    table = Table("m", "step", "snapshot alone, %", "the last m together, %", title=f"test error, {path}")
+    alone, together = outputs.member_errors, outputs.ensemble_errors
+    for m, step in enumerate(reversed(Run(path).snapshots.steps), 1):
+        table.add_row(str(m), f"{step:,}", f"{100 * alone[-m]:.2f}", f"{100 * together[m - 1]:.2f}")
+    Console().print(table)
+
+
+def demo(single: Path, snapshot: Path) -> None:
+    """The baseline against the Snapshot Ensemble, in the demo's own words."""
+    run(snapshot)
+    baseline = 100 * Run(single).outputs().member_errors[-1]
+    outputs = Run(snapshot).outputs()
+    ensemble, last = 100 * outputs.ensemble_errors[-1], 100 * outputs.member_errors[-1]
+    Console().print(
+        f"One model, standard schedule: {baseline:.2f} %. The same budget in cycles: last snapshot {last:.2f} %, "
+        f"ensemble of {len(outputs.member_errors)} {ensemble:.2f} %.\n"
+        f"The ensemble errs {baseline - ensemble:.2f} points less than the one model, "
+        f"and {last - ensemble:.2f} less than its own last snapshot.\nRun folders: {single} and {snapshot}",
+        highlight=False,
+    )
+
+
+def cells(chosen: Sequence[paper.Cell], folder: Path) -> None:
+    """Cells of the paper: published, ours from the runs in `folder`, and what a run costs."""
+    table = Table("cell", "where", "published, %", "ours, %", "n", "one run")
+    for cell in chosen:
+        published = "–" if cell.published_percent is None else f"{cell.published_percent:.2f}{'*' * cell.starred}"
+        found = _measured(cell, folder)
+        ours = " ".join(f"{100 * error:.2f}" for error in found) or "–"
+        table.add_row(cell.name, cell.where, published, ours, str(len(found) or "–"), _cost(cell))
+    Console().print(table)
+    Console().print("* copied by the paper from the DenseNet paper. Costs: H200, packed.", highlight=False)
+
+
+def _measured(cell: paper.Cell, folder: Path) -> list[float]:
+    """The cell's error for each seed at which all its runs are finished."""
+    packs = [[Run(folder / name) for name in paper.run_names(cell, seed)] for seed in range(_MOST_SEEDS)]
+    return [cell_error(cell, runs) for runs in packs if all(run.exists and run.finished for run in runs)]
+
+
+def _cost(cell: paper.Cell) -> str:
+    hours = paper.hours(cell.recipe)
+    return "–" if hours is None else f"{60 * hours:.0f} min" if hours < 1 else f"{hours:.1f} h"

@@ -1,0 +1,87 @@
+"""Training from the command line: data, device, progress, Ctrl-C."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from ..errors import ArgumentError
+from ..lab import data
+from ..lab.data.images import ImageData
+from ..lab.recipe import Recipe
+from .progress import Bars, Download, Lines, TensorBoard, Watcher
+
+if TYPE_CHECKING:
+    from . import Where
+
+
+def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
+    """Train a pack: 0 if all its runs finished, 1 if one failed, 130 if it was interrupted."""
+    import torch  # only now: --help, and what is refused above, need not wait for it
+
+    from ..lab import engine
+
+    device = torch.device(_chosen(where.device, torch.cuda.is_available()))
+    root = where.data or (Path(os.environ["SNAPENS_DATA"]) if os.environ.get("SNAPENS_DATA") else None)
+
+    def load(recipe: Recipe) -> ImageData:
+        with Download(recipe.dataset) as progress:
+            return data.load(recipe.dataset, root, download=where.download, progress=progress)
+
+    terminal = sys.stderr.isatty()
+    if device.type == "cuda":
+        sys.stderr.write(f"preparing {len(jobs)} run{'s' * (len(jobs) > 1)}: the networks are being compiled\n")
+    trainings = engine.prepare(jobs, load, device, resume=where.resume)
+    interrupt = _Interrupt()
+    watchers: list[Watcher] = [Bars(trainings) if terminal else Lines()]
+    if where.tensorboard:
+        watchers.append(TensorBoard())
+
+    def watch(training: engine.Training) -> None:
+        for watcher in watchers:
+            watcher(training)
+
+    try:
+        engine.train(trainings, watch, interrupt)
+    finally:
+        interrupt.restore()
+        for watcher in watchers:
+            watcher.close()
+    for training in trainings:
+        if training.failure is not None:
+            sys.stderr.write(f"snapens: {training.run.path} failed: {training.failure}\n")
+    if interrupt():
+        sys.stderr.write("snapens: interrupted; the same command with --resume goes on\n")
+        return 130
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved(device) / 2**30
+        sys.stderr.write(f"peak memory of the pack on {torch.cuda.get_device_name(device)}: {peak:.1f} GiB\n")
+    return 1 if any(training.failure for training in trainings) else 0
+
+
+def _chosen(device: str, cuda: bool) -> str:
+    if device == "cuda" and not cuda:
+        raise ArgumentError("device must be one that is here, got cuda, but torch sees no GPU: take cpu or auto")
+    return device if device != "auto" else "cuda" if cuda else "cpu"
+
+
+class _Interrupt:
+    """True once Ctrl-C or a termination was asked for; the second time they act as ever."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        self.restore()

@@ -1,0 +1,121 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+
+from snapens.errors import ArgumentError
+from snapens.lab.data.images import ImageData, Images
+
+
+def numbered(count=50):
+    """Images that can be told apart by their label."""
+    labels = np.arange(count)
+    pixels = np.broadcast_to(labels.astype(np.uint8)[:, None, None, None], (count, 2, 2, 1)).copy()
+    names = tuple(map(str, range(count)))
+    return ImageData("numbered", Images(pixels, labels), Images(pixels, labels), names, "none", 2, channels=1)
+
+
+def test_what_is_held_out_is_disjoint_and_complete_and_keeps_its_labels():
+    data = numbered().hold_out(12, seed=3)
+    assert data.held_out is not None
+    assert len(data.held_out) == 12
+    assert len(data.train) == 38
+    assert sorted([*data.held_out.labels, *data.train.labels]) == list(range(50))
+    for part in (data.held_out, data.train):
+        assert (part.pixels[:, 0, 0, 0] == part.labels).all()
+    assert np.array_equal(data.test.labels, np.arange(50))
+
+
+def test_what_is_held_out_depends_on_the_seed_alone():
+    first, again, other = (numbered().hold_out(12, seed).held_out.labels for seed in (3, 3, 4))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    more = numbered().hold_out(20, 3).held_out.labels
+    assert set(first) < set(more)
+
+
+def test_nothing_is_held_out_unless_asked_for():
+    data = numbered()
+    assert data.hold_out(0, seed=3) is data
+    assert data.held_out is None
+
+
+@pytest.mark.parametrize("count", [-1, 50, 51])
+def test_some_images_must_be_left_to_train_on(count):
+    with pytest.raises(
+        ArgumentError, match=f"held_out must be at least 0 and less than the 50 training images, got {count}"
+    ):
+        numbered().hold_out(count, seed=0)
+
+
+def test_files_are_held_out_without_being_opened():
+    data = tiny.data(mean=(1.0, 2.0, 3.0), deviation=(4.0, 5.0, 6.0), augmentation="none")
+    pixels = data.train.pixels
+    arrays = data.hold_out(15, seed=1)
+    files = replace(data, train=Images(tiny.Files(pixels), data.train.labels)).hold_out(15, seed=1)
+    for ours, theirs in ((files.train, arrays.train), (files.held_out, arrays.held_out)):
+        assert np.array_equal(ours.labels, theirs.labels)
+        assert len(ours.pixels) == len(theirs.pixels)
+        assert np.array_equal(ours.pixels.crops(np.array([4, 2, 2]), None), theirs.pixels[[4, 2, 2]])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_normalised_by_their_rounded_mean_and_their_deviation(channels):
+    data = tiny.data(channels=channels)
+    mean, deviation = data.normalisation()
+    assert mean == tuple(np.round(data.train.pixels.mean((0, 1, 2))))
+    assert deviation == pytest.approx(data.train.pixels.astype(float).std((0, 1, 2)), abs=0.005)
+    assert all(isinstance(number, float) for number in (*mean, *deviation))
+
+
+def test_given_numbers_normalise_instead_of_the_images_own():
+    assert tiny.data(mean=(0.0,) * 3, deviation=(255.0,) * 3).normalisation() == ((0.0,) * 3, (255.0,) * 3)
+
+
+def test_a_reader_of_the_run_is_told_how_to_prepare_an_image_and_to_name_its_class():
+    assert tiny.data(mean=(1.0, 2.0, 3.0), deviation=(4.0, 5.0, 6.0)).described() == {
+        "classes": ["circle", "square", "star", "line"],
+        "size": 8,
+        "channels": 3,
+        "mean": [1.0, 2.0, 3.0],
+        "deviation": [4.0, 5.0, 6.0],
+    }
+
+
+def test_files_must_come_with_their_normalisation():
+    data = tiny.data()
+    data = replace(data, train=Images(tiny.Files(data.train.pixels), data.train.labels))
+    with pytest.raises(ArgumentError, match="mean and deviation must be given for tiny, whose images are files"):
+        data.normalisation()
+
+
+def test_a_constant_channel_cannot_be_normalised():
+    data = tiny.data()
+    data.train.pixels[..., 1] = 7
+    with pytest.raises(ArgumentError, match="pixels must differ to be normalised, but a channel of tiny is constant"):
+        data.normalisation()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": ("circle",)}, r"data must have at least 2 classes, got \['circle'\] in tiny"),
+        ({"classes": ("circle", "star")}, "train labels must be between 0 and 1, got 0 to 3 in tiny"),
+        (
+            {"test": Images(tiny.images(3, 0).pixels, np.array([0, -1, 2]))},
+            "test labels must be between 0 and 3, got -1 to 2 in tiny",
+        ),
+        (
+            {"train": Images(tiny.images(3, 0).pixels, np.array([0, 1]))},
+            "train must have one label an image and at least one image, got 3 images and 2 labels in tiny",
+        ),
+        (
+            {"test": Images(tiny.images(0, 0).pixels, np.array([], np.int64))},
+            "test must have one label an image and at least one image, got 0 images and 0 labels in tiny",
+        ),
+    ],
+)
+def test_data_that_cannot_be_learned_from_is_refused(change, message):
+    with pytest.raises(ArgumentError, match=message):
+        replace(tiny.data(), **change)

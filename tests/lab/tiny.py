@@ -1,0 +1,110 @@
+"""Data, networks and recipes small enough to train in a moment; networks are named `tiny:callable` in a recipe."""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from snapens.lab.data.images import ImageData, Images
+from snapens.lab.recipe import Recipe
+
+CLASSES = ("circle", "square", "star", "line")
+SIZE = 8
+RECIPE = Recipe(network="tiny:net", dataset="tiny", epochs=4, cycles=2, batch=8, lr=0.05)
+"""20 steps on 40 images: 5 an epoch, snapshots at 10 and 20."""
+
+
+def images(count, seed, channels=3, size=SIZE, classes=len(CLASSES)):
+    rng = np.random.default_rng(seed)
+    return Images(rng.integers(0, 256, (count, size, size, channels), np.uint8), rng.integers(0, classes, count))
+
+
+def data(train=40, test=20, augmentation="crop-mirror", channels=3, **options):
+    return ImageData(
+        "tiny",
+        images(train, 0, channels),
+        images(test, 1, channels),
+        CLASSES,
+        augmentation,
+        SIZE,
+        channels,
+        **options,
+    )
+
+
+def load(recipe):
+    """What the engine asks for, whatever the recipe."""
+    return data()
+
+
+class Files:
+    """Pixels behind the interface of files: a crop is the image, turned as its draws say."""
+
+    def __init__(self, pixels):
+        self.pixels = pixels
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def crops(self, indices, draws):
+        return np.stack([self.crop(self.pixels[i], None if draws is None else draws[k]) for k, i in enumerate(indices)])
+
+    @staticmethod
+    def crop(pixels, draws):
+        if draws is None:
+            return pixels
+        assert draws.shape == (4,)
+        down, right = (int(draw * SIZE) for draw in draws[2:])
+        return np.roll(pixels, (down, right), (0, 1))
+
+
+def net(*, classes, channels, dropout=0.0, width=6):
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(channels, width, 3, 2, bias=False),
+            norm=nn.BatchNorm2d(width),
+            relu=nn.ReLU(),
+            dropout=nn.Dropout(dropout),
+            pool=nn.AdaptiveAvgPool2d(2),
+            flat=nn.Flatten(),
+            head=nn.Linear(4 * width, classes),
+        )
+    )
+
+
+def wide(*, classes, channels, dropout=0.0):
+    return net(classes=classes, channels=channels, dropout=dropout, width=20)
+
+
+def head(*, classes, channels):
+    """Without BatchNorm: its first step can be worked out by hand."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * SIZE * SIZE, classes))
+
+
+class Raises(nn.Module):
+    """Does nothing three times, then raises, in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls > 3:
+            raise RuntimeError("the fourth step is one too many")
+        return x
+
+
+def raising(*, classes, channels):
+    return nn.Sequential(Raises(), net(classes=classes, channels=channels))
+
+
+def recipe(**changes):
+    return replace(RECIPE, **changes)
+
+
+def equal(a, b):
+    """Whether two mappings hold the same tensors, bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
