@@ -16,9 +16,10 @@ RECIPE = Recipe(network="tiny:net", dataset="tiny", epochs=4, cycles=2, batch=8,
 """20 steps on 40 images: 5 an epoch, snapshots at 10 and 20."""
 
 
-def images(count, seed, channels=3, size=SIZE, classes=len(CLASSES)):
+def images(count, seed, channels=3):
     rng = np.random.default_rng(seed)
-    return Images(rng.integers(0, 256, (count, size, size, channels), np.uint8), rng.integers(0, classes, count))
+    pixels = rng.integers(0, 256, (count, SIZE, SIZE, channels), np.uint8)
+    return Images(pixels, rng.integers(0, len(CLASSES), count))
 
 
 def data(train=40, test=20, augmentation="crop-mirror", channels=3, **options):

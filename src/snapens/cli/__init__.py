@@ -127,8 +127,43 @@ class Paper:
         return self.command()
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Time training on this machine: the engine beside a plain PyTorch loop, four of them, and Ensemble-PyTorch."""
+
+    what: Annotated[Literal["train"], Positional]
+    """What is timed."""
+
+    networks: Annotated[tuple[str, ...], Positional] = ("resnet110", "wrn32", "densenet40")
+    """Names of networks."""
+    dataset: str = "cifar100"
+    """What they are trained on."""
+    batch: int = 64
+    """Images in a step."""
+    pack: int = 8
+    """Runs that share the GPU."""
+    seconds: float = 60.0
+    """How long each is timed, after a warm-up."""
+    data: Path | None = None
+    """The folder that holds the data set; else the variable SNAPENS_DATA."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU if there is one."""
+    out: Path | None = None
+    """A JSON file for the numbers."""
+
+    def __call__(self) -> int:
+        """Print images a second, and the ratio to the plain loop, as they come."""
+        from .timing import bench_train
+
+        bench_train(self)
+        return 0
+
+
 Command = (
-    Annotated[Demo, subcommand("demo")] | Annotated[Train, subcommand("train")] | Annotated[Paper, subcommand("paper")]
+    Annotated[Demo, subcommand("demo")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[Paper, subcommand("paper")]
+    | Annotated[Bench, subcommand("bench")]
 )
 
 

@@ -15,17 +15,18 @@ from ..lab.recipe import Recipe
 from .progress import Bars, Download, Lines, TensorBoard, Watcher
 
 if TYPE_CHECKING:
+    import torch
+
     from . import Where
 
 
 def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
     """Train a pack: 0 if all its runs finished, 1 if one failed, 130 if it was interrupted."""
-    import torch  # only now: --help, and what is refused above, need not wait for it
+    import torch  # only now: --help need not wait for it
 
     from ..lab import engine
 
-    device = torch.device(_chosen(where.device, torch.cuda.is_available()))
-    root = where.data or (Path(os.environ["SNAPENS_DATA"]) if os.environ.get("SNAPENS_DATA") else None)
+    device, root = chosen_device(where.device), data_root(where.data)
 
     def load(recipe: Recipe) -> ImageData:
         with Download(recipe.dataset) as progress:
@@ -62,10 +63,21 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
     return 1 if any(training.failure for training in trainings) else 0
 
 
-def _chosen(device: str, cuda: bool) -> str:
-    if device == "cuda" and not cuda:
+def chosen_device(name: str) -> "torch.device":
+    """The device of a name; auto is the GPU if there is one."""
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device must be one that is here, got cuda, but torch sees no GPU: take cpu or auto")
-    return device if device != "auto" else "cuda" if cuda else "cpu"
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def data_root(given: Path | None) -> Path | None:
+    """Where the data lies: as given, or as the variable SNAPENS_DATA says."""
+    named = os.environ.get("SNAPENS_DATA")
+    return given or (Path(named) if named else None)
 
 
 class _Interrupt:

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -160,6 +160,7 @@ class Training:
             self.step.load(state.tensors)
             self._ensembler.load_state_dict(_with_integer_steps(state.notes["ensembler"]))
             self.run.forget(self.completed)
+        self._logged = self.completed
         if self.finished:
             self._finish()
 
@@ -187,9 +188,9 @@ class Training:
                 raise NonFiniteError(
                     f"loss must be finite, got {loss} up to step {completed}: take a lower lr; what was kept is intact"
                 )
-            steps = (completed - 1) % self._log_steps + 1
-            self.loss, self.images_per_second = loss, steps * self.recipe.batch / max(now - self._seen, 1e-9)
-            self._seen = now
+            images = (completed - self._logged) * self.recipe.batch  # a stretch may have begun before a minimum
+            self.loss, self.images_per_second = loss, images / max(now - self._seen, 1e-9)
+            self._seen, self._logged = now, completed
             self._note(
                 "trained",
                 step=completed,
@@ -298,19 +299,25 @@ def train(
     while active and not stop():
         moved = [training for training in active if training.ready]
         for training in moved:
-            try:
-                training.advance()
-            except Exception as error:
-                training.failure = error
-                training.close()
-                training.run.note("failed", reason=f"{type(error).__name__}: {error}")
+            _attempt(training, training.advance)
             watch(training)
         active = [training for training in active if not (training.finished or training.failure)]
         if not moved:
             time.sleep(_IDLE_SECONDS)
     for training in active:
-        training.save()
+        _attempt(training, training.save)
         training.close()
+
+
+def _attempt(training: Training, action: Callable[[], object]) -> None:
+    """A failure is that run's own: it is kept with it and noted."""
+    try:
+        action()
+    except Exception as error:
+        training.failure = error
+        training.close()
+        with suppress(OSError):  # a full disk may be the failure itself
+            training.run.note("failed", reason=f"{type(error).__name__}: {error}")
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -33,7 +33,8 @@ class Placed:
     deviation: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.mean, self.deviation = (torch.tensor(row, device=self.device) for row in self.data.normalisation())
+        rows = self.data.normalisation()
+        self.mean, self.deviation = (torch.tensor(row, dtype=torch.float32, device=self.device) for row in rows)
 
     @property
     def scheme(self) -> Scheme:
@@ -137,7 +138,8 @@ class Feed:
 
     def _decoded(self, indices: NDArray[np.int64], draws: NDArray[np.float32]) -> _Batch:
         train = self._placed.data.train
-        pixels = _pixels(train.pixels, indices[0], draws[0, :, : self._scheme.geometry])
+        boxes = draws[0, :, : self._scheme.geometry] if self._scheme.boxes else None
+        pixels = _pixels(train.pixels, indices[0], boxes)
         return self._placed.padded(pixels), train.labels[indices], draws
 
     def _fill(self, buffer: Tensor, values: NDArray[Any]) -> None:

@@ -66,6 +66,7 @@ class Run:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
+        self._sound: bytes | None = None  # what was written of the state that was read or kept last
 
     @property
     def exists(self) -> bool:
@@ -130,13 +131,17 @@ class Run:
         digest = durable.publish(folder / name, tensorfile.encode(_on_host(state.tensors)))
         about = {"completed": state.completed, "file": name, **digest._asdict(), "notes": state.notes}
         current, previous = folder / "state.json", folder / "state.previous.json"
-        if current.exists():
-            durable.publish(previous, [current.read_bytes()])
-        durable.publish(current, [jsonfile.dumps(about)])
-        kept = {jsonfile.read(path)["file"] for path in (current, previous) if path.exists()}
+        kept = {name}
+        if self._sound is not None:  # not what lies in `current`: that may be damaged, and `previous` all there is
+            durable.publish(previous, [self._sound])
+            kept.add(jsonfile.loads(self._sound)["file"])
+        content = jsonfile.dumps(about)
+        durable.publish(current, [content])
+        self._sound = content
         for path in folder.glob("step-*"):
             if path.name not in kept:
-                path.unlink()
+                with suppress(OSError):  # the state stands; what is left over only takes room, until the next one
+                    path.unlink()
 
     def state(self) -> State | None:
         """The state kept last, or the one before where that one is damaged; None before the first."""
@@ -145,7 +150,9 @@ class Run:
         ]
         for path in found:
             try:
-                return _read_state(path)
+                state = _read_state(path)
+                self._sound = path.read_bytes()
+                return state
             except DamagedError as error:
                 if path == found[-1]:
                     raise
@@ -199,7 +206,7 @@ def cell_error(cell: Cell, runs: Sequence[Run]) -> float:
     """The error that a cell of the paper is about, a fraction, from one run for each of its seeds."""
     found = [run.outputs() for run in runs]
     chosen = [outputs.probabilities[-1:] if cell.reads == "last" else outputs.probabilities for outputs in found]
-    return metrics.error(np.concatenate(chosen).mean(0), found[0].labels)
+    return float(metrics.error(np.concatenate(chosen).mean(0), found[0].labels))
 
 
 def _read_state(path: Path) -> State:

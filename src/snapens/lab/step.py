@@ -17,6 +17,7 @@ from . import nets
 from .feed import Feed, Placed
 from .nets.dropout import KeyedDropout
 from .recipe import Recipe
+from .twin import Twin
 
 _WARM_UP_STEPS = 3
 
@@ -31,8 +32,7 @@ class TrainingStep:
 
     def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule) -> None:
         self.recipe, self.placed, self.device = recipe, placed, placed.device
-        self.network = self._built(cycle=0).to(self.device)
-        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = self._placed(cycle=0)
         self.feed = Feed(placed, recipe.seed, recipe.batch)
         self.completed = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(schedule.total_steps, device=self.device)
@@ -43,6 +43,8 @@ class TrainingStep:
         self._keyed = [module for module in self.network.modules() if isinstance(module, KeyedDropout)]
         for module in self._keyed:
             module.key = self._key
+        self._twin = Twin(self.network, self._placed(cycle=0)) if self.device.type == "cuda" else None
+        self._live = self._twin.network if self._twin else self.network
         self.optimizer = torch.optim.SGD(
             self.network.parameters(),
             lr=torch.tensor(recipe.lr, device=self.device),
@@ -69,7 +71,7 @@ class TrainingStep:
 
         Weights and counts are afterwards what they were.
         """
-        for block in nets.blocks(self.network):
+        for block in nets.blocks(self._live):
             block.forward = MethodType(_compiled(type(block).forward), block)
         # detached: a copy that is part of the autograd graph would tie the parameters to another stream
         before = {name: tensor.detach().clone() for name, tensor in self.state().items()}
@@ -98,6 +100,7 @@ class TrainingStep:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
+        self._follow()
 
     def restart(self, cycle: int) -> None:
         """Fresh weights, those of (seed, cycle), and a fresh optimizer."""
@@ -107,14 +110,14 @@ class TrainingStep:
                 tensor.copy_(fresh[name])
             for parameter in self._names:
                 self._momentum(parameter).zero_()
+        self._follow()
 
     @torch.no_grad()
     def log_probabilities(self, batches: Iterable[Tensor]) -> Tensor:
         """Of the network as it is now, in eval mode: (examples, classes), float16, on the CPU."""
         self.network.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # other shapes than those compiled for
-                found = [self._log_probabilities(batch) for batch in batches]
+            found = [self._log_probabilities(batch) for batch in batches]
         finally:
             self.network.train()
         return torch.cat(found).cpu()
@@ -130,12 +133,19 @@ class TrainingStep:
         if self._keyed:
             self._key.copy_(self.completed + self._stream)
         with self._precision():
-            loss = cross_entropy(self.network(images), labels)
+            loss = cross_entropy(self._live(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._twin:
+            self._twin.hand_over_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._follow()
         self.losses.index_copy_(0, self.completed, loss.detach().float().view(1))
         self.completed += 1
+
+    def _follow(self) -> None:
+        if self._twin:
+            self._twin.take_over_weights()
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
@@ -143,6 +153,10 @@ class TrainingStep:
     def _momentum(self, parameter: nn.Parameter) -> Tensor:
         buffer: Tensor = self.optimizer.state[parameter]["momentum_buffer"]
         return buffer
+
+    def _placed(self, cycle: int) -> nn.Module:
+        network = self._built(cycle).to(self.device)
+        return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def _built(self, cycle: int) -> nn.Module:
         recipe, data = self.recipe, self.placed.data
