@@ -19,8 +19,10 @@ ALLOWED = {
     "snapshots": {"storage"},
     "ensemble": {"batches", "snapshots", "weights"},
     "ensembler": {"ensemble", "schedule", "snapshots", "weights"},
+    "lab": {"__version__", "ensembler", "lab", "metrics", "schedule", "snapshots", "storage", "weights"},
+    "cli": {"cli", "lab", "storage"},
 }
-CORE = {"torch", "numpy"}
+PACKAGES = {"cli": {"torch", "rich", "tyro"}}  # all others: torch and numpy
 
 
 def imports(path):
@@ -44,12 +46,29 @@ def test_a_module_imports_only_what_the_architecture_allows(path):
     ours, theirs = imports(path)
     if room != "__init__":  # the public names, for type checkers
         assert ours <= ALLOWED[room] | {"errors"}
-    assert theirs <= CORE
+    assert theirs <= PACKAGES.get(room, {"torch", "numpy"})
+
+
+def test_there_is_one_training_loop_and_the_plain_one_it_is_timed_against():
+    found = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if "loss.backward()" in path.read_text()}
+    assert found == {"lab/step.py", "lab/bench.py"}
+
+
+def test_only_the_command_line_prints():
+    for path in SOURCE.rglob("*.py"):
+        code = ast.parse(path.read_text())
+        called = {node.func.id for node in ast.walk(code) if isinstance(node, ast.Call) and hasattr(node.func, "id")}
+        assert "print" not in called, path
 
 
 def test_the_package_and_its_schedules_load_without_torch():
     code = "import sys, snapens; snapens.CyclicCosine(4, 2); dir(snapens); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_and_the_list_of_flags_do_not_wait_for_torch():
+    code = "import sys; from snapens.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n"
+    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True, capture_output=True)
 
 
 def test_every_public_name_is_there_and_an_unknown_one_is_an_attribute_error():

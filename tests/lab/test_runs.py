@@ -58,7 +58,9 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     assert str(caught.value) == (
         f"recipe must be that of the run in {tmp_path} to resume it, got (there, now) lr: 0.05, 0.5; seed: 0, 9"
     )
-    with pytest.raises(MismatchError, match="data must be that of the run in .*: classes, size or normalisation differ"):
+    with pytest.raises(
+        MismatchError, match="data must be that of the run in .*: classes, size or normalisation differ"
+    ):
         Run(tmp_path).begin(tiny.recipe(), {**DATA, "mean": [1.0, 2.0, 3.0]})
     assert (tmp_path / "recipe.json").read_bytes() == before
 
@@ -224,7 +226,9 @@ def test_two_damaged_states_are_an_error_that_names_the_file(tmp_path):
     with pytest.raises(DamagedError, match="must have the SHA-256 that state.previous.json has, but it was altered"):
         Run(tmp_path).state()
     (tmp_path / "state" / "state.previous.json").write_bytes(b"{")
-    with pytest.raises(DamagedError, match="state.previous.json must be a state as snapens wrote it, got JSONDecodeErr"):
+    with pytest.raises(
+        DamagedError, match="state.previous.json must be a state as snapens wrote it, got JSONDecodeErr"
+    ):
         Run(tmp_path).state()
 
 

@@ -53,10 +53,18 @@ class Demo:
 
 
 @dataclass(frozen=True)
+class Flags(Recipe):
+    """A network, a data set, a method and a budget."""
+
+    def __post_init__(self) -> None:
+        """Take what was typed; it is checked later, since tyro would hide our errors in words of its own."""
+
+
+@dataclass(frozen=True)
 class Train:
     """Train a recipe and keep its snapshots."""
 
-    recipe: Recipe
+    recipe: Flags
     where: Where
     out: Path | None = None
     """The run folder; by default one under runs/ that says what the recipe is."""
@@ -66,8 +74,9 @@ class Train:
         from . import tables
         from .training import train
 
-        out = self.out or Path("runs") / paper.run_name(self.recipe)
-        status = train([(self.recipe, out)], self.where)
+        recipe = Recipe(**vars(self.recipe))
+        out = self.out or Path("runs") / paper.run_name(recipe)
+        status = train([(recipe, out)], self.where)
         if status == 0:
             tables.run(out)
         return status

@@ -141,7 +141,8 @@ class Download:
         self._progress.update(self._task, completed=done, total=total or None)
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        if self._task is not None:
+            self._progress.stop()
 
 
 def _fields(training: "Training") -> dict[str, Any]:

@@ -54,7 +54,7 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
     for training in trainings:
         if training.failure is not None:
             sys.stderr.write(f"snapens: {training.run.path} failed: {training.failure}\n")
-    if interrupt():
+    if not all(training.finished or training.failure for training in trainings):
         sys.stderr.write("snapens: interrupted; the same command with --resume goes on\n")
         return 130
     if device.type == "cuda":

@@ -203,6 +203,7 @@ class Training:
 
     def _end_cycle(self, completed: int) -> None:
         """Evaluate the member, commit its snapshot, begin the next cycle, keep the state."""
+        self._log_stretches(wait=True)  # first: the time of an evaluation is not that of the steps before it
         data = self.placed.data
         parts = {"test": data.test} | ({"held_out": data.held_out} if data.held_out else {})
         outputs = {
@@ -213,7 +214,6 @@ class Training:
         self._ensembler.step()
         test, labels = outputs["test"]
         error = metrics.error(test.float().exp().numpy(), labels.numpy())
-        self._log_stretches(wait=True)
         self._note("snapshot", step=completed, test_error=error, seconds=round(self.seconds, 3))
         self.save()
         self._seen = time.monotonic()

@@ -20,7 +20,9 @@ def digest(pixels):
 def test_every_machine_draws_the_same_pixels():
     # another digest here is another data set: raise glyphs._EDITION with it
     assert digest(glyphs.draw("train", 124)) == "0b500911b408e99da276c12a175e2fe786acdc725057d05067d9a997e1f6999d"
-    assert digest(glyphs.draw("test", 124, seed=7)) == "251e1b5116d73908325e25143dd19900fbc14143e3e9d8f804657501fb792590"
+    assert (
+        digest(glyphs.draw("test", 124, seed=7)) == "251e1b5116d73908325e25143dd19900fbc14143e3e9d8f804657501fb792590"
+    )
 
 
 def test_images_are_as_every_data_set_hands_them_over():
