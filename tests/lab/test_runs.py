@@ -58,9 +58,7 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     assert str(caught.value) == (
         f"recipe must be that of the run in {tmp_path} to resume it, got (there, now) lr: 0.05, 0.5; seed: 0, 9"
     )
-    with pytest.raises(
-        MismatchError, match="data must be that of the run in .*: classes, size or normalisation differ"
-    ):
+    with pytest.raises(MismatchError, match=r"data must be that of the run in .*: classes, size or normalisation"):
         Run(tmp_path).begin(tiny.recipe(), {**DATA, "mean": [1.0, 2.0, 3.0]})
     assert (tmp_path / "recipe.json").read_bytes() == before
 
@@ -91,7 +89,7 @@ def test_a_recipe_that_was_tampered_with_is_refused(tmp_path, change):
     changed = change(path.read_bytes())
     assert changed != path.read_bytes()
     path.write_bytes(changed)
-    with pytest.raises(DamagedError, match="recipe.json must be what snapens wrote, got .*: restore the file"):
+    with pytest.raises(DamagedError, match=r"recipe\.json must be what snapens wrote, got .*: restore the file"):
         _ = Run(tmp_path).recipe
 
 
@@ -223,12 +221,10 @@ def test_two_damaged_states_are_an_error_that_names_the_file(tmp_path):
         run.save(state(completed))
     for path in (tmp_path / "state").glob("step-*"):
         flipped(path, -1)
-    with pytest.raises(DamagedError, match="must have the SHA-256 that state.previous.json has, but it was altered"):
+    with pytest.raises(DamagedError, match=r"must have the SHA-256 that state\.previous\.json has, but it was alt"):
         Run(tmp_path).state()
     (tmp_path / "state" / "state.previous.json").write_bytes(b"{")
-    with pytest.raises(
-        DamagedError, match="state.previous.json must be a state as snapens wrote it, got JSONDecodeErr"
-    ):
+    with pytest.raises(DamagedError, match=r"state\.previous\.json must be a state as snapens wrote it, got JSONDec"):
         Run(tmp_path).state()
 
 
@@ -299,7 +295,7 @@ def test_outputs_are_those_of_committed_snapshots_alone(tmp_path):
 
 def test_outputs_that_are_not_there_are_an_error_that_says_how_to_have_some(tmp_path):
     run = begun(tmp_path)
-    with pytest.raises(StoreError, match="holds no outputs of the test images$"):
+    with pytest.raises(StoreError, match=r"holds no outputs of the test images$"):
         run.outputs()
     run.add_outputs(10, {"test": (member(1), LABELS)})
     with pytest.raises(StoreError, match="holds no outputs of the held_out images; train with held_out=N to have some"):
@@ -313,7 +309,7 @@ def test_a_damaged_file_of_outputs_is_an_error_of_our_own(tmp_path, keep):
     kept(tmp_path, 10)
     path = tmp_path / "outputs.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DamagedError, match="outputs.safetensors"):
+    with pytest.raises(DamagedError, match=r"outputs\.safetensors"):
         run.outputs()
 
 

@@ -1,12 +1,13 @@
 """Feed: what a step reads of the data, in buffers that stay where they are."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from os import cpu_count
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from .data.order import Order
 
 _RESIDENT_SHARE = 0.4  # of the memory that is free when the first run is prepared
 _EVALUATION_BATCH = 500
-_AHEAD = 8  # batches that are being decoded while a step runs
+_AHEAD = 2  # batches that lie ready, beside one in the hands of each thread
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _Batch = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.float32]]
 
 
@@ -71,9 +74,10 @@ class Placed:
 
     def batches(self, images: Images) -> Iterator[Tensor]:
         """All of them in order, normalised and not augmented, for an evaluation."""
-        for begin in range(0, len(images), _EVALUATION_BATCH):
-            indices = np.arange(begin, min(begin + _EVALUATION_BATCH, len(images)))
-            pixels = torch.from_numpy(_pixels(images.pixels, indices, None)).to(self.device)
+        begins = range(0, len(images), _EVALUATION_BATCH)
+        parts = (np.arange(begin, min(begin + _EVALUATION_BATCH, len(images))) for begin in begins)
+        for read in _read_ahead(lambda indices: _pixels(images.pixels, indices, None), parts):
+            pixels = torch.from_numpy(read).to(self.device)
             yield Scheme().finish(pixels, pixels, self.mean, self.deviation)
 
 
@@ -98,8 +102,7 @@ class Feed:
             side, channels = placed.data.size + 2 * self._scheme.padding, placed.data.channels
             self._pixels = torch.zeros(batch, side, side, channels, dtype=torch.uint8, device=device)
             self._every = torch.arange(batch, device=device)
-            self._workers = ThreadPoolExecutor(cpu_count())
-            self._ahead: deque[Future[_Batch]] = deque()
+            self._batches: Iterator[_Batch] | None = None
 
     def prepare(self, step: int) -> None:
         """Have the buffers hold what this step, counted from 0, is to read."""
@@ -129,14 +132,12 @@ class Feed:
         return self._scheme.finish(pixels, draws, self._placed.mean, self._placed.deviation), labels
 
     def _streamed(self, step: int) -> _Batch:
-        if step != self._range.stop:  # a jump: at the start, and on resuming
-            self._ahead.clear()
-        while len(self._ahead) < _AHEAD:
-            indices, draws = self._order.rows(step + len(self._ahead), 1)
-            self._ahead.append(self._workers.submit(self._decoded, indices, draws))
-        return self._ahead.popleft().result()
+        if self._batches is None or step != self._range.stop:  # at the start, and on resuming
+            self._batches = _read_ahead(self._decoded, (self._order.rows(later, 1) for later in count(step)))
+        return next(self._batches)
 
-    def _decoded(self, indices: NDArray[np.int64], draws: NDArray[np.float32]) -> _Batch:
+    def _decoded(self, row: tuple[NDArray[np.int64], NDArray[np.float32]]) -> _Batch:
+        indices, draws = row
         train = self._placed.data.train
         boxes = draws[0, :, : self._scheme.geometry] if self._scheme.boxes else None
         pixels = _pixels(train.pixels, indices[0], boxes)
@@ -147,6 +148,19 @@ class Feed:
         if buffer.is_cuda:  # steps already queued still read the buffer: copy behind them, without waiting
             host = host.pin_memory()
         buffer.copy_(host.view(buffer.shape), non_blocking=True)
+
+
+def _read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Map over the items in order, with threads that are some items ahead of whoever asks."""
+    threads = cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(pool.submit(read, item))
+            if len(waiting) > threads + _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _pixels(
