@@ -163,9 +163,7 @@ def test_all_cells_are_listed_with_their_published_values(capsys, monkeypatch):
     assert "5.24*" in starred
 
 
-def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_published_values(
-    folder, capsys, monkeypatch
-):
+def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_published_values(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     small = Recipe(network="mine:plain", dataset="arrays", method="single", epochs=4, cycles=2, batch=8)
     single = paper.Cell("tiny-single", small, "table 1", "last", 12.34)

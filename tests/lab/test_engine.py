@@ -30,7 +30,7 @@ from snapens.weights import tensors
 CPU = torch.device("cpu")
 GROW = tiny.recipe(method="grow", pattern=("fresh", "warm"), cycles=4, epochs=6, dropout=0.3, held_out=8, seed=5)
 """24 steps: all that a run can have. Snapshots at 6, 12, 18 and 24."""
-LONGER, SHORTER = tiny.replace(GROW, epochs=24), tiny.replace(GROW, epochs=3, cycles=2)
+LONGER, SHORTER = tiny.replace(GROW, epochs=36), tiny.replace(GROW, epochs=3, cycles=2)
 
 
 def trained(*jobs, resume=False, state_seconds=300.0, **options):

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from snapens.lab.data.images import ImageData, Images
+from snapens.lab.nets.densenet import densenet
+from snapens.lab.nets.resnet import cifar
 from snapens.lab.recipe import Recipe
 
 CLASSES = ("circle", "square", "star", "line")
@@ -82,6 +84,16 @@ def wide(*, classes, channels, dropout=0.0):
 def head(*, classes, channels):
     """Without BatchNorm: its first step can be worked out by hand."""
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * SIZE * SIZE, classes))
+
+
+def dense(*, classes, channels, dropout=0.0):
+    """Of blocks that a GPU compiles."""
+    return densenet(depth=7, growth=4, classes=classes, channels=channels, dropout=dropout)
+
+
+def residual(*, classes, channels, dropout=0.0):
+    """Of blocks that a GPU compiles."""
+    return cifar(blocks_per_stage=2, classes=classes, channels=channels, dropout=dropout)
 
 
 class Raises(nn.Module):

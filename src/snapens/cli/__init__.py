@@ -24,6 +24,8 @@ class Where:
     """Fetch the data set if it is not there and has a public address."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one."""
+    threads: int | None = None
+    """How many a CPU uses; torch's own choice by default."""
     resume: bool = False
     """Go on with the runs that are in their folders."""
     tensorboard: bool = False
@@ -46,7 +48,9 @@ class Demo:
         from .training import train
 
         single, snapshot = (self.out / f"{name}-seed{self.seed}" for name in ("single", "snapshot"))
-        status = train(list(zip(recipes(self.seed), (single, snapshot), strict=True)), Where(device="cpu", resume=True))
+        status = train(
+            list(zip(recipes(self.seed), (single, snapshot), strict=True)), Where(device="cpu", threads=1, resume=True)
+        )
         if status == 0:
             tables.demo(single, snapshot)
         return status

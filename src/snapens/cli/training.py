@@ -27,6 +27,8 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
     from ..lab import engine
 
     device, root = chosen_device(where.device), data_root(where.data)
+    if where.threads is not None:
+        torch.set_num_threads(where.threads)
 
     def load(recipe: Recipe) -> ImageData:
         with Download(recipe.dataset) as progress:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from .recipe import Recipe
 
-_SNAPSHOT = Recipe(network="small", dataset="glyphs", method="snapshot", epochs=24, cycles=6, lr=0.2, batch=64)
+_SNAPSHOT = Recipe(network="small", dataset="glyphs", method="snapshot", epochs=40, cycles=5, lr=0.2, batch=64)
 
 
 def recipes(seed: int) -> tuple[Recipe, Recipe]:

@@ -6,8 +6,8 @@ import zipfile
 import formats
 import pytest
 
-from snapens.lab.data.archives import unpack
 from snapens.errors import DataError
+from snapens.lab.data.archives import unpack
 from snapens.lab.data.sources import SOURCES, Source
 
 GOOD = ("set/a.bin", tarfile.REGTYPE, b"good")

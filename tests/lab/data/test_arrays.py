@@ -2,10 +2,9 @@ import formats
 import numpy as np
 import pytest
 
-from snapens.errors import ArgumentError, SnapensError
+from snapens.errors import ArgumentError, DataError, MissingDataError, SnapensError
 from snapens.lab.data import load
 from snapens.lab.data.arrays import from_arrays
-from snapens.errors import DataError, MissingDataError
 
 TRAIN, TEST = formats.noise(20, size=8, seed=1), formats.noise(6, size=8, seed=2)
 LABELS, TEST_LABELS = np.arange(20) % 2, np.arange(6) % 2

@@ -5,8 +5,8 @@ import formats
 import numpy as np
 import pytest
 
-from snapens.lab.data import load
 from snapens.errors import DataError, MissingDataError
+from snapens.lab.data import load
 from snapens.lab.data.sources import SOURCES, Source
 
 TRAIN, TEST = formats.noise(20, seed=1), formats.noise(6, seed=2)

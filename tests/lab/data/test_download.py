@@ -7,9 +7,9 @@ import formats
 import numpy as np
 import pytest
 
+from snapens.errors import DataError
 from snapens.lab.data import load
 from snapens.lab.data.download import fetch
-from snapens.errors import DataError
 from snapens.lab.data.sources import SOURCES, Source
 
 CONTENT = formats.noise(300).tobytes()

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snapens.lab.data import files
 from snapens.errors import DataError
+from snapens.lab.data import files
 from snapens.lab.data.files import PhotoFiles, central_box, random_box
 
 

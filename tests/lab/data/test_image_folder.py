@@ -4,9 +4,8 @@ import formats
 import numpy as np
 import pytest
 
-from snapens.errors import SnapensError
+from snapens.errors import DataError, MissingDataError, SnapensError
 from snapens.lab.data import folder, load
-from snapens.errors import DataError, MissingDataError
 from snapens.lab.data.files import PhotoFiles
 
 PIXELS = formats.noise(20, size=40)

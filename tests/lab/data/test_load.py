@@ -3,9 +3,8 @@ import sys
 
 import pytest
 
-from snapens.errors import ArgumentError
+from snapens.errors import ArgumentError, DataError
 from snapens.lab.data import DATASETS, load
-from snapens.errors import DataError
 from snapens.lab.data.sources import cache_folder
 
 

@@ -5,8 +5,8 @@ import formats
 import numpy as np
 import pytest
 
-from snapens.lab.data import pickles
 from snapens.errors import DataError
+from snapens.lab.data import pickles
 
 
 class Hostile:

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from snapens.lab.data import load
 from snapens.errors import DataError, MissingDataError
+from snapens.lab.data import load
 
 TRAIN, EXTRA, TEST = formats.noise(30, seed=1), formats.noise(20, seed=2), formats.noise(7, seed=3)
 

@@ -5,8 +5,8 @@ import formats
 import numpy as np
 import pytest
 
-from snapens.lab.data import load, tinyimagenet
 from snapens.errors import DataError, MissingDataError
+from snapens.lab.data import load, tinyimagenet
 from snapens.lab.data.sources import SOURCES, Source
 
 TRAIN, TEST = formats.smooth(6, seed=1), formats.smooth(12, seed=2)

@@ -4,16 +4,19 @@ from torch import nn
 
 from .initialise import initialise
 
+# channels, kernel size and stride of each convolution
+_STAGES = ((16, 5, 2), (32, 3, 2), (64, 3, 1))
 
-def small(*, classes: int, channels: int = 1, dropout: float = 0.0, stem_stride: int = 1) -> nn.Module:
-    """Three 3x3 convolutions of 16, 32 and 64 channels, for images of 8x8 to 32x32 pixels."""
+
+def small(*, classes: int, channels: int = 1, dropout: float = 0.0) -> nn.Module:
+    """Three convolutions of 16, 32 and 64 channels, for images of 8x8 to 32x32 pixels."""
     layers: list[nn.Module] = []
     inputs = channels
-    for outputs, stride in ((16, stem_stride), (32, 2), (64, 2)):
+    for outputs, kernel, stride in _STAGES:
         if layers:
             layers.append(nn.Dropout(dropout))
         layers += [
-            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
             nn.BatchNorm2d(outputs),
             nn.ReLU(),
         ]
