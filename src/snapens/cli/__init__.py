@@ -48,9 +48,9 @@ class Demo:
         from .training import train
 
         single, snapshot = (self.out / f"{name}-seed{self.seed}" for name in ("single", "snapshot"))
-        status = train(
-            list(zip(recipes(self.seed), (single, snapshot), strict=True)), Where(device="cpu", threads=1, resume=True)
-        )
+        jobs = list(zip(recipes(self.seed), (single, snapshot), strict=True))
+        # one thread: on a network this small, two would mostly wait for each other
+        status = train(jobs, Where(device="cpu", threads=1, resume=True))
         if status == 0:
             tables.demo(single, snapshot)
         return status

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from multiprocessing import get_context
@@ -97,7 +97,8 @@ def ensemble_pytorch(recipe: Recipe, root: Path | None, device: str, seconds: fl
     ensemble.set_optimizer("SGD", lr=recipe.lr, momentum=0.9, weight_decay=1e-4)
     watch = _Stopwatch(device, seconds)
     loader = _Watched(_loader(recipe, images, workers), watch)
-    ensemble.fit(loader, epochs=1000, log_interval=1 << 30, save_model=False)  # the first lasts until the watch ends it
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        ensemble.fit(loader, epochs=1000, log_interval=1 << 30, save_model=False)  # the watch ends the first
     return watch.images_per_second
 
 
