@@ -4,7 +4,10 @@ BIN := .venv/bin
 # spinning OpenMP threads cost tenfold on a busy machine
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: test test-long lint docs bench
+.PHONY: demo test test-long lint docs bench
+
+demo: .venv/.ready
+	$(BIN)/snapens demo
 
 test: lint docs
 	$(BIN)/pytest
@@ -22,6 +25,7 @@ docs: .venv/.ready
 
 bench: .venv/.ready
 	$(BIN)/python bench/core.py
+	$(BIN)/python bench/engine.py
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -56,6 +56,13 @@ def test_a_frozen_base_is_stored_once(tmp_path):
     assert max(others) < 30_000
 
 
+def test_recipes_from_python_are_trained_side_by_side(tmp_path):
+    lines = output_of("recipes_from_python.py", cwd=tmp_path).splitlines()
+    found = [re.fullmatch(r"(\w+): snapshots ([\d.]+, [\d.]+, [\d.]+) %, together ([\d.]+) %", line) for line in lines]
+    assert [match[1] for match in found] == ["snapshot", "single"]
+    assert all(float(match[3]) < 10 for match in found)  # of four classes: chance is 75
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_has_its_own_test(path):
     assert len(path.read_text().splitlines()) < 60

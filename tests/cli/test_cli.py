@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 
 from snapens import Snapshots
 from snapens.cli import main, progress
-from snapens.lab import paper
+from snapens.lab import demo, paper
+from snapens.lab.data import glyphs
 from snapens.lab.recipe import Recipe
 from snapens.lab.runs import Run
 
@@ -222,6 +224,26 @@ def test_a_download_shows_its_bytes():
         bar(60, 100)
         task = bar._progress.tasks[0]
     assert (task.completed, task.total, task.description) == (60, 100, "fetching cifar10")
+
+
+def test_the_demo_compares_and_is_shown_again_without_training(tmp_path, monkeypatch, capsys):
+    small = replace(demo._SNAPSHOT, epochs=5)
+    monkeypatch.setattr(demo, "_SNAPSHOT", small)
+    monkeypatch.setattr(glyphs, "load", partial(glyphs.load, train=320, test=310))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    threads = torch.get_num_threads()
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--seed", "7"]) == 0
+    torch.set_num_threads(threads)
+    shown = capsys.readouterr().out
+    single, snapshot = Run(tmp_path / "demo/single-seed7"), Run(tmp_path / "demo/snapshot-seed7")
+    assert (single.recipe.method, single.recipe.lr, single.recipe.epochs) == ("single", 0.1, 5)
+    assert snapshot.recipe == replace(small, seed=7)
+    baseline, outputs = single.outputs().member_errors[-1], snapshot.outputs()
+    assert f"standard schedule: {100 * baseline:.2f} %" in shown
+    assert f"ensemble of 5 {100 * outputs.ensemble_errors[-1]:.2f} %" in shown
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--seed", "7"]) == 0
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "paper list", "paper run", "bench"])
