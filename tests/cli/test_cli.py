@@ -172,6 +172,7 @@ def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_publis
     nocycle = paper.Cell("tiny-nocycle", small, "table 1", "ensemble", 11.11)
     double = paper.Cell("tiny-snapshot-x2", replace(small, method="snapshot"), "figure 4", "ensemble", seeds=2)
     monkeypatch.setattr(paper, "_cells", lambda: {cell.name: cell for cell in (single, nocycle, double)})
+    monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
     cells = ["tiny-single", "tiny-nocycle", "tiny-snapshot-x2"]
     assert main(["paper", "run", *cells, "--data", "tiny.npz", "--device", "cpu", "--seed", "5"]) == 0
     names = {path.name for path in (folder / "runs/paper").iterdir()}

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark, and that each of its loops trains; nothing here depends on how long anything takes."""
+"""The arithmetic of the benchmark, and that each of its loops trains; none of it depends on how long things take."""
 
 import sys
 from types import SimpleNamespace

@@ -19,11 +19,13 @@ import torch
 
 from snapens import Ensemble
 from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, NonFiniteError, StoreError
-from snapens.lab import engine, nets, runs
-from snapens.lab.engine import Training, prepare, train
+from snapens.lab import nets, runs
+from snapens.lab import training as training_module
+from snapens.lab.engine import prepare, train
 from snapens.lab.feed import Placed
 from snapens.lab.runs import Run
 from snapens.lab.step import TrainingStep
+from snapens.lab.training import Training
 from snapens.storage import durable
 from snapens.weights import tensors
 
@@ -191,7 +193,7 @@ def test_the_log_tells_what_happened(tmp_path):
 def test_speed_is_counted_from_the_line_before_also_across_a_minimum(tmp_path, monkeypatch):
     """A step takes two seconds of this clock, an evaluation a hundred: ten images in two seconds, always."""
     clock = [1000.0]
-    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=None))
+    monkeypatch.setattr(training_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=None))
     call, evaluate = TrainingStep.__call__, TrainingStep.log_probabilities
 
     def stepped(self, completed):
@@ -204,7 +206,7 @@ def test_speed_is_counted_from_the_line_before_also_across_a_minimum(tmp_path, m
 
     monkeypatch.setattr(TrainingStep, "__call__", stepped)
     monkeypatch.setattr(TrainingStep, "log_probabilities", evaluated)
-    monkeypatch.setattr(engine, "_BURST_STEPS", 1)
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
     recipe = tiny.recipe(batch=10, epochs=5)
     [training] = trained((recipe, tmp_path / "run"), state_seconds=1e9, **until(13))
     assert training.seconds_left == pytest.approx(7 * 2)
@@ -328,7 +330,7 @@ def until(steps):
 @pytest.mark.parametrize("stops", [(1,), (5, 6, 7), (12, 17)])
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch, burst, stops):
     trained((GROW, tmp_path / "whole"))
-    monkeypatch.setattr(engine, "_BURST_STEPS", burst)
+    monkeypatch.setattr(training_module, "_BURST_STEPS", burst)
     for k, steps in enumerate(stops):
         [training] = trained((GROW, tmp_path / "run"), resume=k > 0, **until(steps))
         assert steps <= training.completed < 24
@@ -414,7 +416,7 @@ def test_a_run_killed_before_it_could_say_that_it_is_finished_says_so_on_resumin
 
 def test_a_damaged_state_costs_the_steps_since_the_one_before_and_nothing_else(tmp_path, monkeypatch):
     trained((GROW, tmp_path / "whole"))
-    monkeypatch.setattr(engine, "_BURST_STEPS", 1)
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
     trained((GROW, tmp_path / "run"), state_seconds=-1.0, **until(13))
     current = tmp_path / "run" / "state" / "state.json"
     file = current.parent / json.loads(current.read_bytes())["file"]
@@ -443,7 +445,7 @@ def test_a_state_is_kept_as_often_as_asked(tmp_path, monkeypatch):
         save(self, state)
 
     monkeypatch.setattr(Run, "save", noted)
-    monkeypatch.setattr(engine, "_BURST_STEPS", 4)
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 4)
     trained((tiny.recipe(), tmp_path / "often"), state_seconds=-1.0)
     assert sorted(set(saved)) == [0, 4, 8, 10, 14, 18, 20]
     saved.clear()
@@ -615,7 +617,7 @@ def forked(path, recipe, at=-1):
     if (child := os.fork()) == 0:
         try:
             killer = Killer(at)
-            engine._BURST_STEPS = 2
+            training_module._BURST_STEPS = 2
             [training] = trained((recipe, path), resume=True, state_seconds=-1.0)
             assert training.finished
             os.write(writer, str(killer.count).encode())

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from ..lab.engine import Training
+    from ..lab.training import Training
 
 _BAR_SECONDS, _LINE_SECONDS = 0.2, 15.0
 

@@ -17,6 +17,7 @@ from .progress import Bars, Download, Lines, TensorBoard, Watcher
 if TYPE_CHECKING:
     import torch
 
+    from ..lab.training import Training
     from . import Where
 
 
@@ -43,7 +44,7 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
     if where.tensorboard:
         watchers.append(TensorBoard())
 
-    def watch(training: engine.Training) -> None:
+    def watch(training: "Training") -> None:
         for watcher in watchers:
             watcher(training)
 

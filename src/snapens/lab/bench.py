@@ -24,6 +24,7 @@ from . import data, engine, nets
 from .data.augment import AUGMENTATIONS
 from .data.images import ImageData
 from .recipe import Recipe
+from .training import Training
 
 _WARM_UP_SECONDS = 3.0
 _TRIAL_SECONDS = 3.0
@@ -135,7 +136,7 @@ class _Stopwatch:
             return True
         return False
 
-    def over(self, trainings: list[engine.Training]) -> Callable[[], bool]:
+    def over(self, trainings: list[Training]) -> Callable[[], bool]:
         """The question for the steps that some runs of the engine have taken."""
         return lambda: self.stops(sum(training.completed * training.recipe.batch for training in trainings))
 

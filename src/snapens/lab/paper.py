@@ -146,9 +146,8 @@ def runs(cells: Iterable[Cell]) -> dict[Recipe, tuple[Cell, ...]]:
 
 def run_name(recipe: Recipe) -> str:
     """What the folder of a run is called: the cell it is for and its seed, or what sets the recipe apart."""
-    for cell in cells():
-        if replace(cell.recipe, seed=recipe.seed) == recipe:
-            return f"{cell.name}-seed{recipe.seed}"
+    if cell := _run_names().get(replace(recipe, seed=0)):
+        return f"{cell}-seed{recipe.seed}"
     name = f"{recipe.network}-{recipe.dataset}-{recipe.method}-{recipe.lr:g}-{recipe.epochs}-epochs-seed{recipe.seed}"
     return name.replace(":", "-").replace("/", "-")
 
@@ -156,6 +155,11 @@ def run_name(recipe: Recipe) -> str:
 def run_names(cell: Cell, seed: int = 0) -> list[str]:
     """The names of a cell's runs, with `seed` added to their seeds."""
     return [run_name(replace(recipe, seed=recipe.seed + seed)) for recipe in cell.recipes]
+
+
+@cache
+def _run_names() -> dict[Recipe, str]:
+    return {recipe: found[0].name for recipe, found in runs(cells()).items()}
 
 
 def hours(recipe: Recipe) -> float | None:

@@ -6,8 +6,6 @@ The twin holds bfloat16 weights for convolutions and linear layers and shares al
 original, so the numbers are autocast's own; three kernels over all tensors take the place of the many.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -44,9 +42,13 @@ class Twin:
     @torch.no_grad()
     def hand_over_gradients(self) -> None:
         """After a backward pass: the originals' gradients, in float32; the twin's are gone."""
-        torch._foreach_copy_(self._gradients, [cast(Tensor, rounded.grad) for rounded in self._rounded])
-        for parameter, gradient, rounded in zip(self._originals, self._gradients, self._rounded, strict=True):
-            parameter.grad, rounded.grad = gradient, None
+        buffers, gradients = [], []
+        for parameter, buffer, rounded in zip(self._originals, self._gradients, self._rounded, strict=True):
+            if rounded.grad is not None:  # neither frozen nor unused
+                buffers.append(buffer)
+                gradients.append(rounded.grad)
+                parameter.grad, rounded.grad = buffer, None
+        torch._foreach_copy_(buffers, gradients)
         if self._counts:
             torch._foreach_add_(self._counts, 1)
 

@@ -1,6 +1,7 @@
 """Labelled images as every data set hands them over: uint8 pixels, integer labels, names."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -106,6 +107,10 @@ class ImageData:
         """
         if self.mean is not None and self.deviation is not None:
             return self.mean, self.deviation
+        return self._measured
+
+    @cached_property
+    def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if not isinstance(self.train.pixels, np.ndarray):
             raise ArgumentError(f"mean and deviation must be given for {self.name}, whose images are files")
         flat = self.train.pixels.reshape(-1, self.channels)
