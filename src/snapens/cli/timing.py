@@ -25,7 +25,7 @@ def bench_train(options: "Bench") -> None:
     console.print(f"{name}, torch {torch.__version__}, batch {options.batch}, {options.dataset}; images/s in training")
     for network in options.networks:
         speeds = found.setdefault(network, {})
-        recipe = Recipe(network=network, dataset=options.dataset, batch=options.batch, epochs=10_000)
+        recipe = Recipe(network=network, dataset=options.dataset, batch=options.batch, epochs=200, cycles=1)
         for what, speed in compare(recipe, root, device.type, options.pack, options.seconds):
             speeds[what] = speed
             plain = next(iter(speeds.values()))

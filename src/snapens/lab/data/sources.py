@@ -61,7 +61,7 @@ def find(root: Path, folder: str, witness: str) -> Path | None:
 def missing(root: Path, *places: str) -> MissingDataError:
     """The error for a `root` that has none of these files and folders."""
     source = next((place for place in places if place in SOURCES), None)
-    download = f", or get it from {SOURCES[source].url}, as download=True does" if source else ""
+    download = f", or get it from {SOURCES[source].url}, as --download does" if source else ""
     return MissingDataError(
         f"data must be a folder that holds {' or '.join(places)}, got {root}: put it there, "
         f"or name the folder that has it by --data or the variable SNAPENS_DATA{download}",
