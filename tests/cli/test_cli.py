@@ -189,6 +189,13 @@ def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_publis
     assert f"{100 * wrong:.2f}" in lines["tiny-snapshot-x2"]
 
 
+def test_the_lines_between_the_snapshots_are_measured_on_demand_even_later(folder):
+    assert train() == 0
+    assert Run("run").curves() is None
+    assert train("--resume", "--curves") == 0
+    assert [line["step"] for line in Run("run").curves()["lines"]] == [18]
+
+
 def test_tensorboard_reads_what_was_logged(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

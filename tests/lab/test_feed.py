@@ -11,7 +11,7 @@ import torch
 from snapens.lab.data.augment import AUGMENTATIONS
 from snapens.lab.data.images import Images
 from snapens.lab.data.order import Order
-from snapens.lab.feed import Feed, Placed
+from snapens.lab.feed import _EVALUATION_PIXELS, Feed, Placed
 
 CPU = torch.device("cpu")
 BATCH, SEED = 7, 5  # 40 images: batches straddle epochs
@@ -148,7 +148,7 @@ def test_an_error_in_decoding_reaches_the_one_who_trains(monkeypatch):
 def test_an_evaluation_sees_every_image_in_order_and_as_it_is(data, monkeypatch):
     data = data()
     test = data.test if isinstance(data.train.pixels, np.ndarray) else data.train
-    monkeypatch.setattr("snapens.lab.feed._EVALUATION_BATCH", 9)
+    monkeypatch.setitem(_EVALUATION_PIXELS, "cpu", 9 * data.size**2)
     batches = list(Placed(data, CPU).batches(test))
     assert [len(batch) for batch in batches] == [9] * (len(test) // 9) + [len(test) % 9]
     pixels = test.pixels if isinstance(test.pixels, np.ndarray) else test.pixels.pixels

@@ -28,6 +28,8 @@ class Where:
     """How many a CPU uses; torch's own choice by default."""
     resume: bool = False
     """Go on with the runs that are in their folders."""
+    curves: bool = False
+    """At the end, measure the error between the last snapshot and each earlier one, as in the paper's Figure 5."""
     tensorboard: bool = False
     """Write TensorBoard's event files into the run folders as well."""
 

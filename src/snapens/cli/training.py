@@ -55,6 +55,9 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
         for watcher in watchers:
             watcher.close()
     for training in trainings:
+        if where.curves and training.finished and training.run.curves() is None:
+            sys.stderr.write(f"{training.run.path.name}: measuring between the snapshots\n")
+            training.measure_between()
         if training.failure is not None:
             sys.stderr.write(f"snapens: {training.run.path} failed: {training.failure}\n")
     if not all(training.finished or training.failure for training in trainings):

@@ -19,7 +19,7 @@ from .data.images import ImageData, ImageFiles, Images
 from .data.order import Order
 
 _RESIDENT_SHARE = 0.4  # of the memory that is free when the first run is prepared
-_EVALUATION_BATCH = 500
+_EVALUATION_PIXELS = {"cuda": 1 << 21, "cpu": 1 << 19}  # in a batch: few kernels, or little memory
 _AHEAD = 2  # batches that lie ready, beside one in the hands of each thread
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -74,8 +74,8 @@ class Placed:
 
     def batches(self, images: Images) -> Iterator[Tensor]:
         """All of them in order, normalised and not augmented, for an evaluation."""
-        begins = range(0, len(images), _EVALUATION_BATCH)
-        parts = (np.arange(begin, min(begin + _EVALUATION_BATCH, len(images))) for begin in begins)
+        batch = max(1, _EVALUATION_PIXELS[self.device.type] // self.data.size**2)
+        parts = (np.arange(begin, min(begin + batch, len(images))) for begin in range(0, len(images), batch))
         for read in _read_ahead(lambda indices: _pixels(images.pixels, indices, None), parts):
             pixels = torch.from_numpy(read).to(self.device)
             yield Scheme().finish(pixels, pixels, self.mean, self.deviation)

@@ -52,13 +52,13 @@ class Outputs:
     @property
     def member_errors(self) -> list[float]:
         """The error of each member alone, a fraction, oldest first."""
-        return [metrics.error(member, self.labels) for member in self.probabilities]
+        return [float(metrics.error(member, self.labels)) for member in self.probabilities]
 
     @property
     def ensemble_errors(self) -> list[float]:
         """The error of the last m members together, for m = 1 … M."""
         sums = np.cumsum(self.probabilities[::-1], axis=0)
-        return [metrics.error(total / m, self.labels) for m, total in enumerate(sums, 1)]
+        return [float(metrics.error(total / m, self.labels)) for m, total in enumerate(sums, 1)]
 
 
 class Run:
@@ -184,6 +184,18 @@ class Run:
             raise StoreError(f"{self.path} holds no outputs of the {part} images{held_out}")
         members = [stored["steps"].tolist().index(step) for step in self.snapshots.steps if step in stored["steps"]]
         return Outputs(stored[part][members].numpy(), stored[f"{part}_labels"].numpy())
+
+    def keep_curves(self, curves: Mapping[str, Any]) -> None:
+        """Write down what was measured between the snapshots."""
+        durable.publish(self.path / "curves.json", [jsonfile.dumps(dict(curves))])
+
+    def curves(self) -> dict[str, Any] | None:
+        """What was measured between the snapshots, if it was."""
+        path = self.path / "curves.json"
+        try:
+            return dict(jsonfile.read(path)) if path.exists() else None
+        except (OSError, TypeError, ValueError, RecursionError) as error:
+            raise DamagedError(f"{path} must be what snapens wrote, got {error}: remove it") from error
 
     def _stored_outputs(self) -> dict[str, Tensor]:
         path = self.path / "outputs.safetensors"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import MismatchError
 from ..schedule import Schedule
@@ -121,6 +122,25 @@ class TrainingStep:
         finally:
             self.network.train()
         return torch.cat(found).cpu()
+
+    @torch.no_grad()
+    def estimate_statistics(self, batches: Iterable[Tensor]) -> None:
+        """Give BatchNorm the plain average of its statistics over these images, without dropout."""
+        norms = [module for module in self.network.modules() if isinstance(module, _BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        self.network.eval()
+        try:
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # torch's word for a plain average
+                norm.train()
+            for batch in batches:
+                with self._precision():
+                    self.network(batch)
+        finally:
+            self.network.train()
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
 
     def _log_probabilities(self, images: Tensor) -> Tensor:
         with self._precision():

@@ -14,6 +14,7 @@ from .. import __version__, metrics
 from ..ensembler import SnapshotEnsembler
 from ..errors import DamagedError, NonFiniteError, StoreError
 from .feed import Placed
+from .interpolate import GRID, lines
 from .recipe import Recipe
 from .runs import Run, State
 from .step import TrainingStep
@@ -140,6 +141,12 @@ class Training:
             notes = {"seconds": self.seconds, "ensembler": self._ensembler.state_dict()}
             self.run.save(State(self.completed, self.step.state(), notes))
         self._saved = time.monotonic()
+
+    def measure_between(self) -> None:
+        """Keep the errors on the lines between the last snapshot and the earlier ones, once the run is finished."""
+        with self._queue():
+            found = [vars(line) for line in lines(self.step, self.run.snapshots)]
+        self.run.keep_curves({"grid": GRID, "lines": found})
 
     def close(self) -> None:
         """Let another writer have the folder."""
