@@ -38,6 +38,9 @@ def plain(classes, channels, at=0):
 def interrupted(classes, channels):
     return plain(classes, channels, at=9)
 
+def wide(classes, channels):
+    return plain(5, channels)
+
 def broken(classes, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(7, classes))
 """
@@ -129,7 +132,11 @@ def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
         (["--dataset", "cifar11"], "dataset must be a known one, got 'cifar11': did you mean"),
         (["--epochs", "1"], "epochs must be at least cycles=2"),
         (["--network", "mine:nothing"], "network must be module:callable that Python can import"),
-        (["--network", "mine:broken"], ""),
+        (["--network", "resnet11", "--data", "nowhere"], "network must be a known one"),  # before any data is read
+        (["--network", "mine:broken"], "network 'mine:broken' must be able to train on arrays in batches of 8, got"),
+        (["--network", "mine:wide"], "network 'mine:wide' must have 3 outputs an image, got (5,)"),
+        (["--batch", "400"], "got 0 steps (6 epochs of 48 images in batches of 400) for cycles=2"),
+        (["--threads", "0"], "threads must be at least 1, got 0"),
         (["--data", "nothing.npz"], "nothing.npz"),
         (["--held-out", "48"], "held_out must be at least 0 and less than the 48 training images, got 48"),
         (["--device", "cuda"], "device must be one that is here, got cuda"),
@@ -139,10 +146,16 @@ def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
 def test_what_cannot_work_is_refused_before_training(folder, capsys, arguments, message):
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    status = train(*arguments)
-    assert status == (1 if "mine:broken" in arguments else 2)
+    assert train(*arguments) == 2
     assert message in capsys.readouterr().err
-    assert not (folder / "run/outputs.safetensors").exists()
+    assert not (folder / "run").exists()
+
+
+def test_without_tensorboard_its_files_are_refused_before_training(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert train("--tensorboard") == 2
+    assert 'pip install "snapens[log]"' in capsys.readouterr().err
+    assert not (folder / "run").exists()
 
 
 def test_unknown_cells_are_refused_with_the_nearest_names(capsys):
@@ -152,10 +165,13 @@ def test_unknown_cells_are_refused_with_the_nearest_names(capsys):
     assert "wrn32-cifar100-snapshot-0.2" in err
     assert main(["paper", "run"]) == 2
     assert "cells must name at least one" in capsys.readouterr().err
+    assert main(["paper", "list", "wrn32-cifar11"]) == 2
+    assert "did you mean wrn32-cifar10" in capsys.readouterr().err
 
 
-def test_all_cells_are_listed_with_their_published_values(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_all_cells_are_listed_with_their_published_values(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     assert main(["paper", "list"]) == 0
     out = capsys.readouterr().out
     assert all(cell.name in out for cell in paper.cells())
@@ -176,15 +192,17 @@ def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_publis
     cells = ["tiny-single", "tiny-nocycle", "tiny-snapshot-x2"]
     assert main(["paper", "run", *cells, "--data", "tiny.npz", "--device", "cpu", "--seed", "5"]) == 0
     names = {path.name for path in (folder / "runs/paper").iterdir()}
-    assert names == {"tiny-single-seed5", "tiny-snapshot-x2-seed5", "tiny-snapshot-x2-seed6"}
-    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "tiny-" in line}
+    assert names == {"tiny-single-seed5", "tiny-snapshot-x2-seed10", "tiny-snapshot-x2-seed11"}
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "tiny-" in line}
     outputs = Run("runs/paper/tiny-single-seed5").outputs()
     assert "12.34" in lines["tiny-single"]
     assert f"{100 * outputs.member_errors[-1]:.2f}" in lines["tiny-single"]
     assert f"{100 * outputs.ensemble_errors[-1]:.2f}" in lines["tiny-nocycle"]
     members = np.concatenate(
-        [Run(f"runs/paper/tiny-snapshot-x2-seed{seed}").outputs().probabilities for seed in (5, 6)]
+        [Run(f"runs/paper/tiny-snapshot-x2-seed{seed}").outputs().probabilities for seed in (10, 11)]
     )
+    assert main(["paper", "run", "tiny-nocycle", "--data", "tiny.npz", "--device", "cpu", "--seed", "5"]) == 0
+    assert "11.11" in capsys.readouterr().out  # its run is there already
     wrong = (members.mean(0).argmax(-1) != outputs.labels).mean()
     assert f"{100 * wrong:.2f}" in lines["tiny-snapshot-x2"]
 

@@ -88,14 +88,17 @@ def test_lighting_shifts_the_colours_along_the_principal_components():
     pixels, draws = tiny.images(40, 3).pixels, drawn(AUGMENTATIONS["crop-mirror-rgb"])
     expected = cropped_and_mirrored(pixels, draws)
     shifts = np.array([lighting(row[3:]) for row in draws]) / DEVIATION
+    inside = cropped_and_mirrored(np.full_like(pixels, 255), draws) != 0  # the padding stays zero
     found = augmented("crop-mirror-rgb", pixels, draws)
-    assert np.abs(found.numpy() - (expected + shifts[:, :, None, None])).max() < 1e-5
+    assert np.abs(found.numpy() - (expected + inside * shifts[:, :, None, None])).max() < 1e-5
+    assert 0.1 < inside.mean() < 0.9
     assert np.abs(shifts).max() > 0.1
 
 
 def test_the_shifts_of_lighting_have_the_covariance_of_its_definition():
     scheme = AUGMENTATIONS["crop-mirror-rgb"]
     draws = torch.rand(100_000, scheme.columns)
+    draws[:, :2] = 0.5  # a crop without padding
     shifts = scheme.finish(torch.zeros(100_000, 1, 1, 3, dtype=torch.uint8), draws, torch.zeros(3), torch.ones(3))
     vectors = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
     expected = vectors @ np.diag(np.array([0.2175, 0.0188, 0.0045]) * 25.5) ** 2 @ vectors.T
@@ -111,7 +114,8 @@ def test_imagenets_scheme_mirrors_jitters_and_lights_what_the_reader_has_cropped
         image = colour_jittered(image, row[5:9]) + lighting(row[9:])
         expected.append(((image - MEAN) / DEVIATION).transpose(2, 0, 1))
     assert len({int(draw * 6) for draw in draws[:, 8]}) == 6  # all orders are among them
-    found = augmented("imagenet", pixels, draws)
+    mean, deviation = (torch.tensor(row, dtype=torch.float32) for row in (MEAN, DEVIATION))
+    found = scheme.finish(torch.from_numpy(pixels), torch.from_numpy(draws), mean, deviation)
     assert np.abs(found.numpy() - np.array(expected)).max() < 2e-5
 
 

@@ -1,15 +1,17 @@
 """The arithmetic of the benchmark, and that each of its loops trains; none of it depends on how long things take."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from snapens.errors import ArgumentError, NonFiniteError
 from snapens.lab import bench
 from snapens.lab.recipe import Recipe
 
-RECIPE = Recipe(network="small", dataset="arrays", epochs=1000, cycles=1, batch=8)
+RECIPE = Recipe(network="small", dataset="arrays", epochs=2, cycles=1, batch=8)
 
 
 @pytest.fixture
@@ -45,9 +47,30 @@ def test_the_stopwatch_counts_from_the_end_of_the_warm_up(clock):
 
 
 def test_a_plain_loop_trains_with_the_better_number_of_workers(root, clock, monkeypatch):
-    speed, workers = bench.plain_loop(RECIPE, root, "cpu", 3.0, [0])
+    loader, asked = bench._loader, []
+
+    def slower_with_two(recipe, images, workers):
+        asked.append(workers)
+        clock.now += 100 if workers == 2 else 0
+        return loader(replace(recipe, batch=4) if workers == 2 else recipe, images, 0)
+
+    monkeypatch.setattr(bench, "_loader", slower_with_two)
+    speed, workers = bench.plain_loop(RECIPE, root, "cpu", 3.0, [2, 4])
     assert speed > 0
-    assert workers == 0
+    assert workers == 4
+    assert asked == [2, 4, 4]
+
+
+def test_a_run_that_fails_is_no_speed(root, clock):
+    with pytest.raises(NonFiniteError):
+        bench.engine_loop(replace(RECIPE, lr=1e30), root, "cpu", 3.0, 1)
+
+
+def test_image_files_are_not_timed(root, monkeypatch):
+    files = SimpleNamespace(train=SimpleNamespace(pixels=object()))
+    monkeypatch.setattr(bench.data, "load", lambda name, root: files)
+    with pytest.raises(ArgumentError, match="dataset must be one of arrays to be timed, got arrays"):
+        bench.engine_loop(RECIPE, root, "cpu", 3.0, 1)
 
 
 def test_the_engine_is_timed_alone_and_packed(root, clock, monkeypatch):

@@ -516,7 +516,7 @@ def test_a_pack_too_large_for_the_device_says_how_many_fit_and_begins_no_run(tmp
 
 def test_too_few_images_for_the_cycles_are_refused_before_a_folder_is_made(tmp_path):
     for recipe in (tiny.recipe(batch=100), tiny.recipe(cycles=3), tiny.recipe(batch=400)):
-        with pytest.raises(ArgumentError, match="total_steps must"):
+        with pytest.raises(ArgumentError, match="epochs must give steps that divide into cycles"):
             prepare([(recipe, tmp_path / "run")], tiny.load, CPU)
     with pytest.raises(ArgumentError, match="held_out must be at least 0 and less than the 40 training images"):
         prepare([(tiny.recipe(held_out=40), tmp_path / "run")], tiny.load, CPU)

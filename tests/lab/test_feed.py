@@ -47,10 +47,11 @@ def assert_batch(feed, data, step, batch=BATCH):
     assert (images - wanted).abs().max() < 1e-6
 
 
-def files(data):
+def files(data, **changes):
     """The same images, to be decoded."""
     mean, deviation = data.normalisation()
-    return replace(data, train=Images(tiny.Files(data.train.pixels), data.train.labels), mean=mean, deviation=deviation)
+    train = Images(tiny.Files(data.train.pixels), data.train.labels)
+    return replace(data, train=train, mean=mean, deviation=deviation, **changes)
 
 
 SOURCES = {
@@ -86,7 +87,7 @@ def test_images_that_do_not_fit_are_streamed_into_the_same_batches(monkeypatch, 
 
 
 def test_files_get_the_draws_that_place_their_boxes_and_the_others_drive_the_colours(monkeypatch):
-    data = files(tiny.data(augmentation="imagenet"))
+    data = files(tiny.data(), augmentation="imagenet")
     scheme, asked = AUGMENTATIONS["imagenet"], []
     crops = data.train.pixels.crops
 

@@ -74,13 +74,49 @@ def test_given_numbers_normalise_instead_of_the_images_own():
 
 
 def test_a_reader_of_the_run_is_told_how_to_prepare_an_image_and_to_name_its_class():
-    assert tiny.data(mean=(1.0, 2.0, 3.0), deviation=(4.0, 5.0, 6.0)).described() == {
+    data = tiny.data(mean=(1.0, 2.0, 3.0), deviation=(4.0, 5.0, 6.0))
+    described = data.described()
+    assert {part: about["count"] for part, about in described.pop("images").items()} == {"train": 40, "test": 20}
+    assert described == {
         "classes": ["circle", "square", "star", "line"],
         "size": 8,
         "channels": 3,
+        "crop": "none",
         "mean": [1.0, 2.0, 3.0],
         "deviation": [4.0, 5.0, 6.0],
     }
+
+
+def test_other_images_and_other_labels_are_told_apart():
+    data = tiny.data()
+    same = Images(data.train.pixels.copy(), data.train.labels.copy())
+    assert same.digest == data.train.digest
+    assert Images(data.train.pixels[::-1], data.train.labels).digest != data.train.digest
+    assert Images(data.train.pixels, data.train.labels[::-1]).digest != data.train.digest
+
+
+def test_an_augmentation_that_the_images_cannot_have_is_refused():
+    with pytest.raises(ArgumentError, match="augmentation must be one for 1 channels, got 'crop-mirror-rgb'"):
+        tiny.data(channels=1, augmentation="crop-mirror-rgb")
+    with pytest.raises(ArgumentError, match="augmentation must be another one for arrays, got 'imagenet'"):
+        tiny.data(augmentation="imagenet")
+
+
+def test_a_set_that_holds_out_images_of_its_own_keeps_them():
+    data = replace(tiny.data(), held_out=tiny.images(5, 2))
+    assert data.hold_out(0, seed=1) is data
+    with pytest.raises(ArgumentError, match="held_out must be 0 where the data set holds out images of its own, got 3"):
+        data.hold_out(3, seed=1)
+
+
+def test_a_channel_that_hardly_varies_is_refused():
+    pixels = np.random.default_rng(0).integers(0, 256, (1000, 8, 8, 4), np.uint8)
+    pixels[..., 3] = 255
+    pixels[0, 0, 0, 3] = 254
+    images = Images(pixels, np.arange(1000) % 4)
+    data = replace(tiny.data(channels=3), train=images, channels=4, augmentation="none")
+    with pytest.raises(ArgumentError, match="a channel of tiny is constant"):
+        data.normalisation()
 
 
 def test_files_must_come_with_their_normalisation():

@@ -94,8 +94,9 @@ def test_each_recipe_is_trained_once():
 
 def test_a_true_ensemble_is_one_run_a_seed_and_shares_the_first_with_the_single_model():
     cell = paper.find("densenet40-cifar100-single-x3")
-    assert [recipe.seed for recipe in cell.recipes] == [0, 1, 2]
-    assert cell.recipes[0] == paper.find("densenet40-cifar100-single").recipe
+    assert [recipe.seed for recipe in cell.recipes()] == [0, 1, 2]
+    assert [recipe.seed for recipe in cell.recipes(repetition=2)] == [6, 7, 8]
+    assert cell.recipes()[0] == paper.find("densenet40-cifar100-single").recipe
     assert cell.reads == "last"
     assert len(paper.runs([cell, paper.find("densenet40-cifar100-single-x2")])) == 3
     assert paper.find("densenet40-cifar100-snapshot-0.2-x2").reads == "ensemble"

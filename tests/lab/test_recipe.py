@@ -162,7 +162,7 @@ def test_schedules_are_the_methods_and_count_whole_batches_of_all_epochs():
 
 
 def test_too_few_images_for_the_cycles_are_refused():
-    with pytest.raises(ArgumentError, match=r"total_steps must hold M parts.*got total_steps=1, cycles=5"):
+    with pytest.raises(ArgumentError, match=r"got 1 steps \(5 epochs of 25 images in batches of 64\) for cycles=5"):
         Recipe(epochs=5, cycles=5, batch=64).schedule(25)
 
 

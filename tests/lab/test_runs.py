@@ -58,7 +58,7 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     assert str(caught.value) == (
         f"recipe must be that of the run in {tmp_path} to resume it, got (there, now) lr: 0.05, 0.5; seed: 0, 9"
     )
-    with pytest.raises(MismatchError, match=r"data must be that of the run in .*: classes, size or normalisation"):
+    with pytest.raises(MismatchError, match=r"data must be that of the run in .* to resume it, got other mean"):
         Run(tmp_path).begin(tiny.recipe(), {**DATA, "mean": [1.0, 2.0, 3.0]})
     assert (tmp_path / "recipe.json").read_bytes() == before
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ from tyro.conf import Positional, subcommand
 
 from ..errors import ArgumentError, SnapensError
 from ..lab import paper
-from ..lab.recipe import Recipe
+from ..lab.recipe import Recipe, unknown
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Demo:
         single, snapshot = (self.out / f"{name}-seed{self.seed}" for name in ("single", "snapshot"))
         jobs = list(zip(recipes(self.seed), (single, snapshot), strict=True))
         # one thread: on a network this small, two would mostly wait for each other
-        status = train(jobs, Where(device="cpu", threads=1, resume=True))
+        status = train(jobs, Where(device="cpu", threads=1, resume=True), again="the same command")
         if status == 0:
             tables.demo(single, snapshot)
         return status
@@ -101,7 +101,10 @@ class PaperList:
         """Print a table."""
         from . import tables
 
-        tables.cells([cell for cell in paper.cells() if self.only in cell.name], self.out)
+        chosen = [cell for cell in paper.cells() if self.only in cell.name]
+        if not chosen:
+            raise unknown("cell", self.only, [cell.name for cell in paper.cells()])
+        tables.cells(chosen, self.out)
         return 0
 
 
@@ -115,18 +118,20 @@ class PaperRun:
     out: Path = Path("runs/paper")
     """The folder for the run folders."""
     seed: int = 0
-    """Added to the seed of every recipe: the paper's cells are single runs, and so is each of these."""
+    """Which repetition: a cell of one run has this seed, one of K runs the seeds from K times this on."""
 
     def __call__(self) -> int:
         """Train them, then print the cells."""
+        from ..lab.runs import Run
         from . import tables
         from .training import train
 
         if not self.cells:
             raise ArgumentError("cells must name at least one, got none: `snapens paper list` shows them")
         cells = [paper.find(name) for name in self.cells]
-        recipes = [replace(recipe, seed=recipe.seed + self.seed) for recipe in paper.runs(cells)]
-        status = train([(recipe, self.out / paper.run_name(recipe)) for recipe in recipes], self.where)
+        jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
+        unfinished = [(recipe, path) for recipe, path in jobs if not Run(path).finished]  # others may have asked before
+        status = train(unfinished, self.where) if unfinished else 0
         tables.cells(cells, self.out)
         return status
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..lab import paper
 from ..lab.runs import Run, cell_error
 
-_MOST_SEEDS = 20  # that are looked for
+_MOST_REPETITIONS = 20  # that are looked for
 
 
 def run(path: Path) -> None:
@@ -39,19 +39,23 @@ def demo(single: Path, snapshot: Path) -> None:
 
 def cells(chosen: Sequence[paper.Cell], folder: Path) -> None:
     """Cells of the paper: published, ours from the runs in `folder`, and what a run costs."""
-    table = Table("cell", "where", "published, %", "ours, %", "n", "one run")
+    table = Table(Column("cell", no_wrap=True), "where", "paper, %", "ours, %", "n", "a run", box=None, pad_edge=False)
     for cell in chosen:
         published = "–" if cell.published_percent is None else f"{cell.published_percent:.2f}{'*' * cell.starred}"
         found = _measured(cell, folder)
         ours = " ".join(f"{100 * error:.2f}" for error in found) or "–"
         table.add_row(cell.name, cell.where, published, ours, str(len(found) or "–"), _cost(cell))
-    Console().print(table)
-    Console().print("* copied by the paper from the DenseNet paper. Costs: H200, packed.", highlight=False)
+    whole = Console(width=1000).measure(table).maximum  # names are there to be copied, on any terminal
+    console = Console(width=max(Console().width, whole))
+    console.print(table)
+    console.print(
+        "* copied by the paper from the DenseNet paper. What a run costs: on an H200, packed.", highlight=False
+    )
 
 
 def _measured(cell: paper.Cell, folder: Path) -> list[float]:
-    """The cell's error for each seed at which all its runs are finished."""
-    packs = [[Run(folder / name) for name in paper.run_names(cell, seed)] for seed in range(_MOST_SEEDS)]
+    """The cell's error for each repetition of which all runs are finished."""
+    packs = [[Run(folder / name) for name in paper.run_names(cell, k)] for k in range(_MOST_REPETITIONS)]
     return [cell_error(cell, runs) for runs in packs if all(run.exists and run.finished for run in runs)]
 
 

@@ -12,6 +12,7 @@ from ..errors import ArgumentError
 from ..lab import data
 from ..lab.data.images import ImageData
 from ..lab.recipe import Recipe
+from ..lab.runs import Run
 from .progress import Bars, Download, Lines, TensorBoard, Watcher
 
 if TYPE_CHECKING:
@@ -21,15 +22,24 @@ if TYPE_CHECKING:
     from . import Where
 
 
-def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
-    """Train a pack: 0 if all its runs finished, 1 if one failed, 130 if it was interrupted."""
+def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the same command with --resume") -> int:
+    """Train a pack: 0 if all its runs finished, 1 if one failed, 130 if it was interrupted.
+
+    A run to be resumed that has finished is left as it is. `again` is what goes on after an interruption.
+    """
     import torch  # only now: --help need not wait for it
 
     from ..lab import engine
 
     device, root = chosen_device(where.device), data_root(where.data)
     if where.threads is not None:
+        if where.threads < 1:
+            raise ArgumentError(f"threads must be at least 1, got {where.threads}")
         torch.set_num_threads(where.threads)
+    watchers: list[Watcher] = [TensorBoard()] if where.tensorboard else []
+    jobs = [(recipe, path) for recipe, path in jobs if not (where.resume and _complete(recipe, path, where.curves))]
+    if not jobs:
+        return 0
 
     def load(recipe: Recipe) -> ImageData:
         with Download(recipe.dataset) as progress:
@@ -40,9 +50,7 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
         sys.stderr.write(f"preparing {len(jobs)} run{'s' * (len(jobs) > 1)}: the networks are being compiled\n")
     trainings = engine.prepare(jobs, load, device, resume=where.resume)
     interrupt = _Interrupt()
-    watchers: list[Watcher] = [Bars(trainings) if terminal else Lines()]
-    if where.tensorboard:
-        watchers.append(TensorBoard())
+    watchers.append(Bars(trainings) if terminal else Lines())
 
     def watch(training: "Training") -> None:
         for watcher in watchers:
@@ -54,19 +62,27 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where") -> int:
         interrupt.restore()
         for watcher in watchers:
             watcher.close()
+    if where.curves:
+        sys.stderr.write("measuring between the snapshots\n")
+        engine.measure_between(trainings)
     for training in trainings:
-        if where.curves and training.finished and training.run.curves() is None:
-            sys.stderr.write(f"{training.run.path.name}: measuring between the snapshots\n")
-            training.measure_between()
         if training.failure is not None:
             sys.stderr.write(f"snapens: {training.run.path} failed: {training.failure}\n")
     if not all(training.finished or training.failure for training in trainings):
-        sys.stderr.write("snapens: interrupted; the same command with --resume goes on\n")
+        sys.stderr.write(f"snapens: interrupted; {again} goes on\n")
         return 130
     if device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(device) / 2**30
         sys.stderr.write(f"peak memory of the pack on {torch.cuda.get_device_name(device)}: {peak:.1f} GiB\n")
     return 1 if any(training.failure for training in trainings) else 0
+
+
+def _complete(recipe: Recipe, path: Path, curves: bool) -> bool:
+    run = Run(path)
+    if not (run.exists and run.finished) or (curves and run.curves() is None):
+        return False
+    run.require(recipe)
+    return True
 
 
 def chosen_device(name: str) -> "torch.device":

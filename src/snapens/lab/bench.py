@@ -29,6 +29,7 @@ from .training import Training
 _WARM_UP_SECONDS = 3.0
 _TRIAL_SECONDS = 3.0
 _PROCESSES = 4
+_LONG_STEPS = 200_000
 Speed = tuple[str, float | None]
 """What was timed, and its images a second in training; None where it cannot be had here."""
 
@@ -60,7 +61,7 @@ def plain_loop(
     Its images a second with the best number of workers, and that number.
     """
     torch.backends.cudnn.benchmark = True
-    images = data.load(recipe.dataset, root)
+    images = _arrays(recipe, root)
     network = _Network(recipe, images).to(device)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(
@@ -91,7 +92,7 @@ def ensemble_pytorch(recipe: Recipe, root: Path | None, device: str, seconds: fl
     except ImportError as error:
         raise ArgumentError("torchensemble must be installed to be timed: pip install torchensemble") from error
     torch.backends.cudnn.benchmark = True
-    images = data.load(recipe.dataset, root)
+    images = _arrays(recipe, root)
     ensemble = library.SnapshotEnsembleClassifier(
         estimator=_Network, estimator_args={"recipe": recipe, "images": images}, n_estimators=2, cuda=device == "cuda"
     )
@@ -105,7 +106,9 @@ def ensemble_pytorch(recipe: Recipe, root: Path | None, device: str, seconds: fl
 
 def engine_loop(recipe: Recipe, root: Path | None, device: str, seconds: float, pack: int) -> tuple[float, float]:
     """Our own: a run alone, then a pack of runs that differ in their seeds."""
-    images = data.load(recipe.dataset, root)
+    images = _arrays(recipe, root)
+    epochs = max(recipe.epochs, -(-_LONG_STEPS * recipe.batch // len(images.train)))  # no run ends before its time
+    recipe = replace(recipe, epochs=epochs)
     speeds = []
     for runs in (1, pack):
         with tempfile.TemporaryDirectory() as folder:
@@ -113,6 +116,9 @@ def engine_loop(recipe: Recipe, root: Path | None, device: str, seconds: float, 
             trainings = engine.prepare(jobs, lambda recipe: images, torch.device(device))
             watch = _Stopwatch(device, seconds)
             engine.train(trainings, stop=watch.over(trainings))
+            for training in trainings:
+                if training.failure is not None:
+                    raise training.failure
             speeds.append(watch.images_per_second)
     return speeds[0], speeds[1]
 
@@ -198,6 +204,13 @@ class _Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(images, channels, height, width) -> (images, classes)."""
         return cast(Tensor, self.network(x))
+
+
+def _arrays(recipe: Recipe, root: Path | None) -> ImageData:
+    images = data.load(recipe.dataset, root)
+    if not isinstance(images.train.pixels, np.ndarray):
+        raise ArgumentError(f"dataset must be one of arrays to be timed, got {recipe.dataset}, whose images are files")
+    return images
 
 
 def _loader(recipe: Recipe, images: ImageData, workers: int) -> DataLoader[Any]:

@@ -7,7 +7,8 @@ from os import PathLike
 
 import torch
 
-from ..errors import ArgumentError, StoreError
+from ..errors import ArgumentError, SnapensError, StoreError
+from . import nets
 from .data.images import ImageData
 from .feed import Placed
 from .recipe import Recipe
@@ -32,18 +33,29 @@ def prepare(
     placed: dict[tuple[object, ...], Placed] = {}
     trainings: list[Training] = []
     for recipe, path in jobs:
+        nets.require(recipe.network, dropout=recipe.dropout, stem_stride=recipe.stem_stride)
         if Run(path).exists and not resume:
             raise StoreError(f"run must be a folder without a run, got {path}: choose another, or resume that one")
+        if Run(path).exists:
+            Run(path).require(recipe)
+    for recipe, path in jobs:
         key = (recipe.dataset, recipe.held_out, recipe.held_out_seed)
         try:
             if key not in placed:
                 placed[key] = Placed(load(recipe).hold_out(recipe.held_out, recipe.held_out_seed), device)
             trainings.append(Training(recipe, placed[key], path, state_seconds=state_seconds))
-        except torch.OutOfMemoryError as error:
-            fits = f"the first {len(trainings)} fit" if trainings else "not even one fits"
+        except (SnapensError, OSError):
+            raise
+        except Exception as error:
+            if _memory_is_out(error):
+                fits = f"the first {len(trainings)} fit" if trainings else "not even one fits"
+                raise ArgumentError(
+                    f"a pack must fit the memory of {device}, got {len(jobs)} runs, of which {fits}: "
+                    "train fewer at a time, or with a smaller batch"
+                ) from error
             raise ArgumentError(
-                f"a pack must fit the memory of {device}, got {len(jobs)} runs, of which {fits}: "
-                "train fewer at a time, or with a smaller batch"
+                f"network {recipe.network!r} must be able to train on {recipe.dataset} in batches of {recipe.batch}, "
+                f"got {type(error).__name__}: {error}"
             ) from error
     opened: list[Training] = []
     try:
@@ -55,6 +67,13 @@ def prepare(
             training.close()
         raise
     return trainings
+
+
+def measure_between(trainings: Sequence[Training]) -> None:
+    """Have every finished run keep the errors between its snapshots; one that fails leaves the others alone."""
+    for training in trainings:
+        if training.finished:
+            _attempt(training, training.measure_between)
 
 
 def train(
@@ -78,6 +97,15 @@ def train(
     for training in active:
         _attempt(training, training.save)
         training.close()
+
+
+def _memory_is_out(error: BaseException | None) -> bool:
+    """Whether that is the reason; leaving a capture that failed may hide it behind another error."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _attempt(training: Training, action: Callable[[], object]) -> None:

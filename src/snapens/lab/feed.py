@@ -1,12 +1,12 @@
 """Feed: what a step reads of the data, in buffers that stay where they are."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from os import cpu_count
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from .data.order import Order
 
 _RESIDENT_SHARE = 0.4  # of the memory that is free when the first run is prepared
 _EVALUATION_PIXELS = {"cuda": 1 << 21, "cpu": 1 << 19}  # in a batch: few kernels, or little memory
+_THREADS = min(os.cpu_count() or 1, 16)
 _AHEAD = 2  # batches that lie ready, beside one in the hands of each thread
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -152,12 +153,11 @@ class Feed:
 
 def _read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Map over the items in order, with threads that are some items ahead of whoever asks."""
-    threads = cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         waiting: deque[Future[Result]] = deque()
         for item in items:
             waiting.append(pool.submit(read, item))
-            if len(waiting) > threads + _AHEAD:
+            if len(waiting) > _THREADS + _AHEAD:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from .step import TrainingStep
 
 GRID = tuple(k / 10 for k in range(11))
 """Shares of the earlier snapshot: 0 is the last snapshot, 1 the earlier one."""
-_ESTIMATION_BATCHES = 20  # of training images, none of them augmented
+_ESTIMATION_IMAGES = 10_000
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Line:
 
 def lines(step: TrainingStep, snapshots: Snapshots) -> Iterator[Line]:
     """From the last snapshot to each earlier one, the latest first; the network ends as the last snapshot."""
+    train = step.placed.data.train
+    spread = np.linspace(0, len(train) - 1, min(len(train), _ESTIMATION_IMAGES)).astype(np.int64)
+    sample = train.take(spread)  # of all classes, even where the files are sorted by class
     *earlier, last = snapshots.steps
     end = snapshots.load(last)
     for other in reversed(earlier):
@@ -40,7 +43,7 @@ def lines(step: TrainingStep, snapshots: Snapshots) -> Iterator[Line]:
         for share in GRID:
             _set(step.network, {name: _between(end[name], start[name], share) for name in end})
             interpolated.append(_error(step))
-            step.estimate_statistics(islice(step.placed.batches(step.placed.data.train), _ESTIMATION_BATCHES))
+            step.estimate_statistics(step.placed.batches(sample))
             estimated.append(_error(step))
         yield Line(other, tuple(interpolated), tuple(estimated))
     _set(step.network, end)

@@ -42,10 +42,10 @@ class Cell:
     seeds: int = 1
     """K: how many runs, one seed each, are averaged."""
 
-    @property
-    def recipes(self) -> tuple[Recipe, ...]:
-        """One for each seed."""
-        return tuple(replace(self.recipe, seed=self.recipe.seed + k) for k in range(self.seeds))
+    def recipes(self, repetition: int = 0) -> tuple[Recipe, ...]:
+        """One for each seed; no two repetitions have a seed in common."""
+        first = self.recipe.seed + repetition * self.seeds
+        return tuple(replace(self.recipe, seed=first + k) for k in range(self.seeds))
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ def find(name: str) -> Cell:
     return _cells()[name]
 
 
-def runs(cells: Iterable[Cell]) -> dict[Recipe, tuple[Cell, ...]]:
+def runs(cells: Iterable[Cell], repetition: int = 0) -> dict[Recipe, tuple[Cell, ...]]:
     """What to train for some cells: each recipe once, with the cells that its run has a part in."""
     found: dict[Recipe, tuple[Cell, ...]] = {}
     for cell in cells:
-        for recipe in cell.recipes:
+        for recipe in cell.recipes(repetition):
             found[recipe] = (*found.get(recipe, ()), cell)
     return found
 
@@ -152,9 +152,9 @@ def run_name(recipe: Recipe) -> str:
     return name.replace(":", "-").replace("/", "-")
 
 
-def run_names(cell: Cell, seed: int = 0) -> list[str]:
-    """The names of a cell's runs, with `seed` added to their seeds."""
-    return [run_name(replace(recipe, seed=recipe.seed + seed)) for recipe in cell.recipes]
+def run_names(cell: Cell, repetition: int = 0) -> list[str]:
+    """The names of a cell's runs."""
+    return [run_name(recipe) for recipe in cell.recipes(repetition)]
 
 
 @cache

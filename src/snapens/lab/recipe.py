@@ -90,9 +90,16 @@ class Recipe:
     def schedule(self, images: int) -> Schedule:
         """The schedule over `epochs` of so many training images; batches may straddle two epochs."""
         total, warmup = (epochs * images // self.batch for epochs in (self.epochs, self.warmup_epochs))
-        if self.method == "single":
-            return StepDecay(total, self.cycles, warmup_steps=warmup)
-        return CyclicCosine(total, self.cycles, warmup_steps=warmup)
+        try:
+            if self.method == "single":
+                return StepDecay(total, self.cycles, warmup_steps=warmup)
+            return CyclicCosine(total, self.cycles, warmup_steps=warmup)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"epochs must give steps that divide into cycles of nearly equal length, got {total} steps "
+                f"({self.epochs} epochs of {images} images in batches of {self.batch}) for cycles={self.cycles}: "
+                "take more epochs, a smaller batch or fewer cycles"
+            ) from error
 
     def begins_fresh(self, cycle: int) -> bool:
         """Whether a cycle, counted from 0, starts from new weights; the first always does."""

@@ -94,17 +94,20 @@ class Run:
         """Whether all its steps were taken."""
         return any(line["event"] == "finished" for line in self.log())
 
+    def require(self, recipe: Recipe) -> None:
+        """Make sure that the run is one of this recipe."""
+        if differences := self.recipe.differences(recipe):
+            raise MismatchError(
+                f"recipe must be that of the run in {self.path} to resume it, got (there, now) {'; '.join(differences)}"
+            )
+
     def begin(self, recipe: Recipe, data: Mapping[str, Any]) -> None:
         """Write down what the run is, or make sure that it is the one begun here before."""
         if self.exists:
-            if differences := self.recipe.differences(recipe):
+            self.require(recipe)
+            if differing := [key for key in {**self.data, **data} if self.data.get(key) != data.get(key)]:
                 raise MismatchError(
-                    f"recipe must be that of the run in {self.path} to resume it, got (there, now) "
-                    + "; ".join(differences)
-                )
-            if self.data != dict(data):
-                raise MismatchError(
-                    f"data must be that of the run in {self.path} to resume it: classes, size or normalisation differ"
+                    f"data must be that of the run in {self.path} to resume it, got other {', '.join(differing)}"
                 )
             return
         content = {"recipe": vars(recipe), "data": dict(data)}
@@ -182,8 +185,12 @@ class Run:
         if part not in stored:
             held_out = "; train with held_out=N to have some" if part == "held_out" else ""
             raise StoreError(f"{self.path} holds no outputs of the {part} images{held_out}")
-        members = [stored["steps"].tolist().index(step) for step in self.snapshots.steps if step in stored["steps"]]
-        return Outputs(stored[part][members].numpy(), stored[f"{part}_labels"].numpy())
+        steps, members = stored["steps"].tolist(), self.snapshots.steps
+        if lost := [step for step in members if step not in steps]:
+            raise DamagedError(
+                f"{self.path}: outputs.safetensors must hold every member, but lacks steps {lost}: restore it"
+            )
+        return Outputs(stored[part][[steps.index(step) for step in members]].numpy(), stored[f"{part}_labels"].numpy())
 
     def keep_curves(self, curves: Mapping[str, Any]) -> None:
         """Write down what was measured between the snapshots."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import MismatchError
+from ..errors import ArgumentError, MismatchError
 from ..schedule import Schedule
 from ..weights import tensors
 from . import nets
@@ -67,16 +67,29 @@ class TrainingStep:
         else:
             self._graph.replay()
 
-    def capture(self, stream: torch.cuda.Stream) -> None:
-        """Compile the repeated blocks and record the step, to be called in the context of `stream`.
+    def rehearse(self, stream: torch.cuda.Stream | None) -> None:
+        """Take a step and evaluate a batch, to see that both work; on a GPU also compile and record the step.
 
-        Weights and counts are afterwards what they were.
+        To be called in the context of `stream`. Weights and counts are afterwards what they were.
         """
-        for block in nets.blocks(self._live):
-            block.forward = MethodType(_compiled(type(block).forward), block)
         # detached: a copy that is part of the autograd graph would tie the parameters to another stream
         before = {name: tensor.detach().clone() for name, tensor in self.state().items()}
         self.feed.prepare(0)
+        if stream is None:
+            self._step()
+        else:
+            self._graph = self._recorded(stream)
+        self.load(before)
+        images = next(self.placed.batches(self.placed.data.test))  # on a GPU as many as ever: they take memory too
+        found = self.log_probabilities([images if stream is not None else images[:2]])
+        if found.shape[1:] != (classes := len(self.placed.data.classes),):
+            raise ArgumentError(
+                f"network {self.recipe.network!r} must have {classes} outputs an image, got {tuple(found.shape[1:])}"
+            )
+
+    def _recorded(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        for block in nets.blocks(self._live):
+            block.forward = MethodType(_compiled(type(block).forward), block)
         graph = torch.cuda.CUDAGraph()
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             for _ in range(_WARM_UP_STEPS):  # compiles, and chooses the convolutions' algorithms
@@ -84,8 +97,7 @@ class TrainingStep:
                 self._step()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._step()
-        self.load(before)
-        self._graph = graph
+        return graph
 
     def state(self) -> dict[str, Tensor]:
         """All that a step changes, as it lies on the device."""
@@ -188,7 +200,7 @@ class TrainingStep:
             stem_stride=recipe.stem_stride,
             seed=recipe.seed,
             cycle=cycle,
-        )
+        ).train()
 
 
 @cache

@@ -51,8 +51,7 @@ class Training:
         self._stretches: deque[_Stretch] = deque()
         with self._queue():
             self.step = TrainingStep(recipe, placed, self.schedule)
-            if self._stream is not None:
-                self.step.capture(self._stream)
+            self.step.rehearse(self._stream)
 
     def open(self, resume: bool = False) -> None:
         """Begin the run in its folder, or go on with the one that is there."""

@@ -48,11 +48,13 @@ class Twin:
                 buffers.append(buffer)
                 gradients.append(rounded.grad)
                 parameter.grad, rounded.grad = buffer, None
-        torch._foreach_copy_(buffers, gradients)
+        if gradients:
+            torch._foreach_copy_(buffers, gradients)
         if self._counts:
             torch._foreach_add_(self._counts, 1)
 
     @torch.no_grad()
     def take_over_weights(self) -> None:
         """After the originals have changed: round them again."""
-        torch._foreach_copy_(self._rounded, self._originals)
+        if self._rounded:
+            torch._foreach_copy_(self._rounded, self._originals)

@@ -116,6 +116,6 @@ def test_what_is_missing_is_named_with_its_place_and_its_source(tmp_path):
         "--data",
         "SNAPENS_DATA",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        "download=True",
+        "--download",
     ):
         assert part in str(caught.value)

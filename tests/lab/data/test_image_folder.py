@@ -44,17 +44,25 @@ def test_val_is_tested_on_or_beside_a_test_set_held_out(tmp_path):
 
 
 @pytest.mark.parametrize("inside", ["", "train"])
-def test_without_a_test_set_a_tenth_of_each_class_is_one_and_is_written_down(tmp_path, inside):
+def test_without_a_test_set_some_of_each_class_are_one_and_are_written_down(tmp_path, inside):
     paths = written(tmp_path / inside)
     data = load("folder", tmp_path)
-    assert data.test.labels.tolist() == [0, 1]
-    assert data.train.labels.tolist() == [0] * 9 + [1] * 9
+    assert set(data.test.labels) == set(data.train.labels) == {0, 1}
     record = json.loads((tmp_path / "snapens-split.json").read_text())
     chosen = [paths.index(tmp_path / name) for name in record["test"]]
-    assert record["seed"] == 0
     np.testing.assert_array_equal(data.test.pixels, PIXELS[chosen])
     np.testing.assert_array_equal(data.train.pixels, np.delete(PIXELS, chosen, axis=0))
     np.testing.assert_array_equal(load("folder", tmp_path).test.pixels, data.test.pixels)
+
+
+def test_the_test_set_is_a_tenth_and_images_added_later_leave_the_others_where_they_are(tmp_path):
+    paths = [tmp_path / name / f"{k}.png" for name in ("cat", "dog") for k in range(1000)]
+    labels = np.repeat([0, 1], 1000)
+    whole = set(folder._split(tmp_path, (paths, labels))["test"][0])
+    assert 150 < len(whole) < 250
+    fewer = folder._split(tmp_path, (paths[::2], labels[::2]))
+    assert set(fewer["test"][0]) == whole & set(paths[::2])
+    assert set(fewer["train"][0]) == set(paths[::2]) - whole
 
 
 def test_a_folder_that_cannot_be_written_to_is_split_the_same(tmp_path, monkeypatch):
@@ -137,7 +145,7 @@ def test_no_folder_or_an_empty_one_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"at least 2 classes, got \[\]"):
         load("folder", tmp_path)
     written(tmp_path, PIXELS[:2])
-    with pytest.raises(SnapensError, match="a class must have at least 2 images"):
+    with pytest.raises(SnapensError, match="must hold at least 2 images to split off a test set, got 1"):
         load("folder", tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Images that are arrays already: in Python, or in an .npz file."""
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def read(path: Path) -> ImageData:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as opened:
             content: dict[str, Any] = dict(opened)
-    except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} must be an .npz file without pickled objects, got {error}: np.savez it") from error
     known = ("x_train", "y_train", "x_test", "y_test", "classes")
     if not {"x_train", "y_train"} <= content.keys() <= {*known}:

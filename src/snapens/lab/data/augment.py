@@ -42,8 +42,7 @@ class Scheme:
         if not self.padding:
             return padded.index_select(0, indices)
         size = padded.shape[1] - 2 * self.padding
-        offsets = (draws[:, :2] * (2 * self.padding + 1)).long()
-        rows, columns = (offsets[:, axis, None] + torch.arange(size, device=padded.device) for axis in (0, 1))
+        rows, columns = self._places(draws, size)
         return padded[indices[:, None, None], rows[:, :, None], columns[:, None, :]]
 
     def finish(self, pixels: Tensor, draws: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
@@ -57,8 +56,22 @@ class Scheme:
             images = _jittered(images, draws[:, column : column + 4], self.jitter)
             column += 4
         if self.lighting:
-            images = images + 255 * _lit(draws[:, column : column + 3], self.lighting)[:, None, None, :]
+            shift = 255 * _lit(draws[:, column : column + 3], self.lighting)[:, None, None, :]
+            images = images + (shift * self._inside(draws, images.shape[1]) if self.padding else shift)
         return ((images - mean) / deviation).permute(0, 3, 1, 2)
+
+    def _places(self, draws: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Rows and columns (batch, size) of the padded image that a crop consists of."""
+        offsets = (draws[:, :2] * (2 * self.padding + 1)).long()
+        line = torch.arange(size, device=draws.device)
+        return offsets[:, :1] + line, offsets[:, 1:] + line
+
+    def _inside(self, draws: Tensor, size: int) -> Tensor:
+        """Which pixels (batch, size, size, 1) of a crop, mirrored or not, are no padding: that stays zero."""
+        rows, columns = ((place >= self.padding) & (place < self.padding + size) for place in self._places(draws, size))
+        if self.mirror:
+            columns = torch.where(draws[:, 2, None] < 0.5, columns, columns.flip(1))
+        return (rows[:, :, None] & columns[:, None, :])[..., None]
 
 
 AUGMENTATIONS = {

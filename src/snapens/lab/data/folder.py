@@ -1,5 +1,6 @@
 """Anyone's folder of images: one sub-folder a class, with or without a split into train and test."""
 
+import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,6 @@ from ...errors import DataError, MissingDataError
 from ...storage.durable import publish
 from .files import PhotoFiles, decoded, of_class, sizes
 from .images import ImageData, Images
-from .splits import stratified
 
 SMALL = 64
 """Images of one size up to this are held in memory as they are; others are cropped to 224."""
@@ -83,13 +83,26 @@ def listed(parent: Path, classes: tuple[str, ...]) -> Listed:
 
 
 def _split(root: Path, files: Listed) -> dict[str, Listed]:
-    """A tenth of each class as the test set; which images those are is written beside them where that is allowed."""
+    """About a tenth of each class as the test set, at least one; also written beside them where that is allowed.
+
+    An image's name decides, so that those added later leave the others where they are.
+    """
     paths, labels = files
+    names = [path.relative_to(root).as_posix() for path in paths]
+    chances = np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32 for name in names])
+    aside = chances < 0.1
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        if len(of_class) < 2:
+            only = paths[of_class[0]].parent
+            raise DataError(f"{only} must hold at least 2 images to split off a test set, got 1: add some")
+        aside[of_class[chances[of_class].argmin()]] = True
+        aside[of_class[chances[of_class].argmax()]] = False
     splits = {
         name: ([paths[index] for index in indices], labels[indices])
-        for name, indices in zip(("train", "test"), stratified(labels), strict=True)
+        for name, indices in (("train", np.flatnonzero(~aside)), ("test", np.flatnonzero(aside)))
     }
-    record = {"seed": 0, "test": [path.relative_to(root).as_posix() for path in splits["test"][0]]}
+    record = {"test": [names[index] for index in np.flatnonzero(aside)]}
     with suppress(OSError):
         publish(root / "snapens-split.json", [json.dumps(record, indent=1).encode()])
     return splits

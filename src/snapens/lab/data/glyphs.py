@@ -6,7 +6,6 @@ every machine and every version of NumPy draws the same pixels.
 """
 
 import hashlib
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError
 from ...storage.durable import publish
 from .images import ImageData, Images
+from .sources import cache_folder
 
 Split = Literal["train", "test"]
 Whole = NDArray[np.int64]
@@ -137,5 +137,4 @@ def _cached(split: Split, count: int, seed: int) -> NDArray[np.uint8]:
 
 
 def _cache_file(split: Split, count: int, seed: int) -> Path:
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "snapens" / f"glyphs-{_EDITION}-{split}-{count}-{seed}.bin"
+    return cache_folder() / f"glyphs-{_EDITION}-{split}-{count}-{seed}.bin"

@@ -1,5 +1,6 @@
 """Labelled images as every data set hands them over: uint8 pixels, integer labels, names."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -33,6 +34,14 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @cached_property
+    def digest(self) -> str:
+        """Tells these images from others: a SHA-256 of the labels and of pixels spread over all of them."""
+        found = hashlib.sha256(np.ascontiguousarray(self.labels).tobytes())
+        if isinstance(self.pixels, np.ndarray):
+            found.update(np.ascontiguousarray(self.pixels[:: max(1, len(self) // 1000)]).tobytes())
+        return found.hexdigest()
+
     def take(self, indices: NDArray[np.int64]) -> "Images":
         """These images only; files are not opened."""
         if not isinstance(self.pixels, np.ndarray):
@@ -63,6 +72,10 @@ class ImageData:
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
             raise ArgumentError(f"data must have at least 2 classes, got {list(self.classes)} in {self.name}")
+        if self.augmentation in ("crop-mirror-rgb", "imagenet") and self.channels != 3:
+            raise ArgumentError(f"augmentation must be one for {self.channels} channels, got {self.augmentation!r}")
+        if self.augmentation == "imagenet" and isinstance(self.train.pixels, np.ndarray):
+            raise ArgumentError("augmentation must be another one for arrays, got 'imagenet', which crops image files")
         for split, images in (("train", self.train), ("test", self.test)):
             labels = images.labels
             if not len(labels) == len(images.pixels) > 0:
@@ -84,19 +97,25 @@ class ImageData:
             )
         if count == 0:
             return self
-        order = np.random.Generator(np.random.Philox(key=[seed, 0x5E1D])).permutation(len(self.train))
+        if self.held_out is not None:
+            raise ArgumentError(f"held_out must be 0 where the data set holds out images of its own, got {count}")
+        # raw output of the generator: the same with every NumPy
+        order = np.argsort(np.random.Philox(key=[seed, 0x5E1D]).random_raw(len(self.train)), kind="stable")
         aside, rest = np.sort(order[:count]), np.sort(order[count:])
         return replace(self, train=self.train.take(rest), held_out=self.train.take(aside))
 
     def described(self) -> dict[str, Any]:
         """What a later reader of the run needs to prepare an image and to name its class."""
         mean, deviation = self.normalisation()
+        parts = {"train": self.train, "test": self.test} | ({"held_out": self.held_out} if self.held_out else {})
         return {
             "classes": list(self.classes),
             "size": self.size,
             "channels": self.channels,
+            "crop": "none" if isinstance(self.test.pixels, np.ndarray) else "the middle 7/8",
             "mean": list(mean),
             "deviation": list(deviation),
+            "images": {part: {"count": len(images), "sha256": images.digest} for part, images in parts.items()},
         }
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -118,9 +137,10 @@ class ImageData:
         shares, values = counts / len(flat), np.arange(256)
         mean = shares @ values
         deviation = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))
+        deviation = deviation.round(2)
         if not deviation.all():
             raise ArgumentError(f"pixels must differ to be normalised, but a channel of {self.name} is constant")
-        return tuple(map(float, mean.round())), tuple(map(float, deviation.round(2)))
+        return tuple(map(float, mean.round())), tuple(map(float, deviation))
 
 
 @dataclass(frozen=True)

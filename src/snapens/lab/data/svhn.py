@@ -42,13 +42,13 @@ def _images(path: Path) -> Images:
         content = matlab.loadmat(path, variable_names=("X", "y"))
     except Exception as error:  # a damaged file can end in an exception of any type
         raise DataError(
-            f"{path} must be a MATLAB file, got {type(error).__name__}: {error}: get it again with download=True"
+            f"{path} must be a MATLAB file, got {type(error).__name__}: {error}: remove it, --download gets it again"
         ) from error
     pixels, digits = content.get("X", np.empty(0)), content.get("y", np.empty(0))
     if pixels.dtype != np.uint8 or pixels.shape[:3] != (32, 32, 3) or digits.shape != (*pixels.shape[3:], 1):
         raise DataError(
             f"{path} must hold X (32, 32, 3, images) of uint8 and y (images, 1), "
-            f"got X {pixels.shape} of {pixels.dtype} and y {digits.shape}: get it again with download=True"
+            f"got X {pixels.shape} of {pixels.dtype} and y {digits.shape}: remove it, --download gets it again"
         )
     if not np.isin(digits, np.arange(1, 11)).all():
         raise DataError(f"{path} must have labels from 1 to 10, got {digits.min()} to {digits.max()}: get it again")

@@ -49,13 +49,7 @@ def build(
 
     from .dropout import keyed
 
-    factory, settings = _factory(name)
-    settings = {**settings, "classes": classes, "channels": channels}
-    if dropout:
-        settings["dropout"] = dropout
-    if stem_stride != 1:
-        settings["stem_stride"] = stem_stride
-    _require_accepted(name, factory, settings)
+    factory, settings = _resolved(name, classes, channels, dropout, stem_stride)
     device = "meta" if torch.get_default_device().type == "meta" else "cpu"
     with torch.device(device), torch.random.fork_rng(devices=[]):
         # not torch.manual_seed, which would reseed the GPUs' generators too
@@ -66,9 +60,28 @@ def build(
         return keyed(network)
 
 
+def require(name: str, *, dropout: float = 0.0, stem_stride: int = 1) -> None:
+    """Make sure that there is such a network, and that it takes these settings, without building it."""
+    _resolved(name, 2, 3, dropout, stem_stride)
+
+
 def blocks(network: "nn.Module") -> "list[nn.Module]":
     """The blocks that a network of ours repeats, each worth compiling by itself; none for any other network."""
     return [module for module in network.modules() if getattr(type(module), "repeats", False)]
+
+
+def _resolved(
+    name: str, classes: int, channels: int, dropout: float, stem_stride: int
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The callable that a name means and all that it is to be called with."""
+    factory, settings = _factory(name)
+    settings = {**settings, "classes": classes, "channels": channels}
+    if dropout:
+        settings["dropout"] = dropout
+    if stem_stride != 1:
+        settings["stem_stride"] = stem_stride
+    _require_accepted(name, factory, settings)
+    return factory, settings
 
 
 def _factory(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
