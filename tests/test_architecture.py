@@ -20,7 +20,8 @@ ALLOWED = {
     "ensemble": {"batches", "snapshots", "weights"},
     "ensembler": {"ensemble", "schedule", "snapshots", "weights"},
     "lab": {"__version__", "ensembler", "lab", "metrics", "schedule", "snapshots", "storage", "weights"},
-    "cli": {"cli", "lab", "storage"},
+    "cli": {"__version__", "cli", "lab", "storage"},
+    "__main__": {"cli"},
 }
 PACKAGES = {"cli": {"torch", "rich", "tyro"}}  # all others: torch and numpy
 

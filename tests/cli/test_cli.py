@@ -135,7 +135,8 @@ def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
         (["--network", "resnet11", "--data", "nowhere"], "network must be a known one"),  # before any data is read
         (["--network", "mine:broken"], "network 'mine:broken' must be able to train on arrays in batches of 8, got"),
         (["--network", "mine:wide"], "network 'mine:wide' must have 3 outputs an image, got (5,)"),
-        (["--batch", "400"], "got 0 steps (6 epochs of 48 images in batches of 400) for cycles=2"),
+        (["--batch", "49"], "batch must be at most the 48 training images, got 49"),
+        (["--batch", "20", "--cycles", "3"], "got 14 steps (6 epochs of 48 images in batches of 20) for cycles=3"),
         (["--threads", "0"], "threads must be at least 1, got 0"),
         (["--data", "nothing.npz"], "nothing.npz"),
         (["--held-out", "48"], "held_out must be at least 0 and less than the 48 training images, got 48"),
@@ -275,6 +276,6 @@ def test_the_demo_compares_and_is_shown_again_without_training(tmp_path, monkeyp
 @pytest.mark.parametrize("command", ["demo", "train", "paper list", "paper run", "bench"])
 def test_every_command_explains_itself(command):
     shown = subprocess.run(
-        [sys.executable, "-m", "snapens.cli", *command.split(), "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "snapens", *command.split(), "--help"], capture_output=True, text=True, check=True
     )
     assert f"snapens {command}" in shown.stdout

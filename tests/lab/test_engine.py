@@ -352,7 +352,7 @@ def test_a_pack_is_stopped_together_and_one_that_cannot_keep_its_state_takes_no_
     monkeypatch.setattr(durable, "publish", full)
     jobs = [(tiny.recipe(seed=seed), tmp_path / name) for seed, name in enumerate(("full", "other"))]
     failing, other = trained(*jobs, watch=stopping.append, stop=lambda: len(stopping) == 2)
-    assert isinstance(failing.failure, OSError)
+    assert isinstance(failing.failure, StoreError)
     assert other.failure is None
     assert Run(tmp_path / "other").state().completed == 8
     assert Run(tmp_path / "full").state().completed == 0
@@ -515,9 +515,10 @@ def test_a_pack_too_large_for_the_device_says_how_many_fit_and_begins_no_run(tmp
 
 
 def test_too_few_images_for_the_cycles_are_refused_before_a_folder_is_made(tmp_path):
-    for recipe in (tiny.recipe(batch=100), tiny.recipe(cycles=3), tiny.recipe(batch=400)):
-        with pytest.raises(ArgumentError, match="epochs must give steps that divide into cycles"):
-            prepare([(recipe, tmp_path / "run")], tiny.load, CPU)
+    with pytest.raises(ArgumentError, match="batch must be at most the 40 training images, got 41"):
+        prepare([(tiny.recipe(batch=41), tmp_path / "run")], tiny.load, CPU)
+    with pytest.raises(ArgumentError, match="epochs must give steps that divide into cycles of nearly equal length"):
+        prepare([(tiny.recipe(cycles=3), tmp_path / "run")], tiny.load, CPU)
     with pytest.raises(ArgumentError, match="held_out must be at least 0 and less than the 40 training images"):
         prepare([(tiny.recipe(held_out=40), tmp_path / "run")], tiny.load, CPU)
     with pytest.raises(ArgumentError, match="network must be a known one"):

@@ -1,11 +1,16 @@
 import json
 import random
+import re
 from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
 
 import pytest
 
 from snapens import CyclicCosine, StepDecay
 from snapens.errors import ArgumentError
+from snapens.lab import recipe
+from snapens.lab.data import DATASETS
+from snapens.lab.nets import NETWORKS
 from snapens.lab.recipe import METHODS, Recipe, unknown
 
 
@@ -172,3 +177,30 @@ def test_the_nearest_names_are_offered_or_all_of_them():
         "network must be a known one, got 'ResNet101': did you mean resnet110?"
     )
     assert str(unknown("network", "?", known)) == "network must be a known one, got '?': there are resnet110, wrn32"
+
+
+def test_the_documentation_lists_every_field_with_its_default():
+    page = (Path(__file__).parents[2] / "docs/lab.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \|(?: `(.*?)`)? \|", page, re.MULTILINE))
+    wanted = {name: "" if value == () else str(value) for name, value in vars(Recipe()).items()}
+    assert {name: rows.get(name) for name in wanted} == wanted
+
+
+def test_the_help_names_every_network_and_data_set():
+    source = Path(recipe.__file__).read_text()
+    assert all(re.search(rf"\b{name}\b", source) for name in (*NETWORKS, *DATASETS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": "0.1"}, "lr must be of type float, got '0.1'"),
+        ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
+        ({"epochs": True}, "epochs must be of type int, got True"),
+        ({"network": None}, "network must be of type str, got None"),
+        ({"pattern": "warm", "method": "grow"}, "pattern must be of type text or a list of words, got 'warm'"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(settings, message):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        Recipe(**settings)

@@ -9,7 +9,8 @@ import tiny
 import torch
 
 from snapens import Snapshots
-from snapens.errors import DamagedError, MismatchError, StoreError
+from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
+from snapens.lab.feed import Placed
 from snapens.lab.runs import Outputs, Run, State
 from snapens.storage import durable
 
@@ -205,7 +206,7 @@ def test_after_a_damage_the_next_save_loses_nothing_wherever_it_stops(tmp_path, 
     if writes == 3:
         resumed.save(state(6))
     else:
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(StoreError, match="no space left"):
             resumed.save(state(6))
     assert_state(Run(tmp_path).state(), 6 if writes == 3 else 4)
     monkeypatch.undo()
@@ -321,3 +322,13 @@ def test_probabilities_add_up_to_one_and_errors_are_counted_by_hand():
     assert outputs.member_errors == pytest.approx([0, 2 / 3])
     # the last alone; both: (0.35, 0.65), (0.25, 0.75), (0.55, 0.45)
     assert outputs.ensemble_errors == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_pixels_are_prepared_as_they_were_for_training(tmp_path):
+    data = tiny.data()
+    Run(tmp_path).begin(tiny.recipe(), data.described())
+    placed = Placed(data, torch.device("cpu"))
+    assert torch.allclose(Run(tmp_path).prepared(data.test.pixels), next(placed.batches(data.test)), atol=1e-6)
+    with pytest.raises(ArgumentError, match=r"uint8 of shape \(images, 8, 8, 3\), got uint8 of \(20, 8\)"):
+        Run(tmp_path).prepared(data.test.pixels[:, :, 0, 0])
+    assert repr(Run("runs/a")) == "Run('runs/a')"

@@ -9,22 +9,25 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, subcommand
 
+from .. import __version__
 from ..errors import ArgumentError, SnapensError
 from ..lab import paper
 from ..lab.recipe import Recipe, unknown
+
+Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 
 
 @dataclass(frozen=True)
 class Where:
     """Where the data lies and where to train."""
 
-    data: Path | None = None
+    data: Place = None
     """The folder that holds the data sets, or your own data; else the variable SNAPENS_DATA."""
     download: bool = False
     """Fetch the data set if it is not there and has a public address."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one."""
-    threads: int | None = None
+    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """How many a CPU uses; torch's own choice by default."""
     resume: bool = False
     """Go on with the runs that are in their folders."""
@@ -72,7 +75,7 @@ class Train:
 
     recipe: Flags
     where: Where
-    out: Path | None = None
+    out: Place = None
     """The run folder; by default one under runs/ that says what the recipe is."""
 
     def __call__(self) -> int:
@@ -164,11 +167,11 @@ class Bench:
     """Runs that share the GPU."""
     seconds: float = 60.0
     """How long each is timed, after a warm-up."""
-    data: Path | None = None
+    data: Place = None
     """The folder that holds the data set; else the variable SNAPENS_DATA."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one."""
-    out: Path | None = None
+    out: Place = None
     """A JSON file for the numbers."""
 
     def __call__(self) -> int:
@@ -189,6 +192,10 @@ Command = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for a run that failed, 2 for what was refused, 130 if interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        sys.stdout.write(f"snapens {__version__}\n")
+        return 0
     command = tyro.cli(
         Command,
         prog="snapens",

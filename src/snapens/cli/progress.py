@@ -106,7 +106,7 @@ class TensorBoard:
                 self._writers[key] = self._open(str(training.run.path / "tensorboard"))
             for line in list(training.run.log())[-fresh:]:
                 for name in ("loss", "lr", "images_per_second", "test_error"):
-                    if name in line:
+                    if line.get(name) is not None:
                         self._writers[key].add_scalar(name, line[name], line["step"])
             self._written[key] = training.lines_logged
 

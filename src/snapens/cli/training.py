@@ -37,11 +37,15 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the
             raise ArgumentError(f"threads must be at least 1, got {where.threads}")
         torch.set_num_threads(where.threads)
     watchers: list[Watcher] = [TensorBoard()] if where.tensorboard else []
-    jobs = [(recipe, path) for recipe, path in jobs if not (where.resume and _complete(recipe, path, where.curves))]
+    complete = [path for recipe, path in jobs if where.resume and _complete(recipe, path, where.curves)]
+    for path in complete:
+        sys.stderr.write(f"{path} is finished already\n")
+    jobs = [(recipe, path) for recipe, path in jobs if path not in complete]
     if not jobs:
         return 0
 
     def load(recipe: Recipe) -> ImageData:
+        sys.stderr.write(f"reading {recipe.dataset}\n")
         with Download(recipe.dataset) as progress:
             return data.load(recipe.dataset, root, download=where.download, progress=progress)
 
@@ -70,7 +74,7 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the
             sys.stderr.write(f"snapens: {training.run.path} failed: {training.failure}\n")
     if not all(training.finished or training.failure for training in trainings):
         sys.stderr.write(f"snapens: interrupted; {again} goes on\n")
-        return 130
+        return 128 + interrupt.number
     if device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(device) / 2**30
         sys.stderr.write(f"peak memory of the pack on {torch.cuda.get_device_name(device)}: {peak:.1f} GiB\n")
@@ -105,17 +109,19 @@ def data_root(given: Path | None) -> Path | None:
 class _Interrupt:
     """True once Ctrl-C or a termination was asked for; the second time they act as ever."""
 
+    number = 0
+    """Of the signal that asked."""
+
     def __init__(self) -> None:
-        self._asked = False
         self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __call__(self) -> bool:
-        return self._asked
+        return self.number != 0
 
     def restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self.number = number
         self.restore()

@@ -1,6 +1,7 @@
 """The engine: the only training loop. It advances one run, or a pack of them, a few steps at a time."""
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike
@@ -55,7 +56,7 @@ def prepare(
                 ) from error
             raise ArgumentError(
                 f"network {recipe.network!r} must be able to train on {recipe.dataset} in batches of {recipe.batch}, "
-                f"got {type(error).__name__}: {error}"
+                f"got {type(error).__name__}: {error} ({_place(error)})"
             ) from error
     opened: list[Training] = []
     try:
@@ -97,6 +98,12 @@ def train(
     for training in active:
         _attempt(training, training.save)
         training.close()
+
+
+def _place(error: BaseException) -> str:
+    """The line that raised it, for the author of a network."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{last.filename}, line {last.lineno}"
 
 
 def _memory_is_out(error: BaseException | None) -> bool:

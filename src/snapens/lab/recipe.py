@@ -27,9 +27,10 @@ class Recipe:
     """
 
     network: str = "resnet110"
-    """A network of the lab, `torchvision:NAME`, `timm:NAME`, or your own as `module:callable`."""
+    """resnet110, wrn32, densenet40, densenet100, resnet50, small, torchvision:NAME, timm:NAME, or your own as
+    module:callable."""
     dataset: str = "cifar100"
-    """A data set of the lab; `folder` and `arrays` are your own."""
+    """cifar10, cifar100, svhn, svhn-extra, tinyimagenet, imagenet, glyphs, or your own as a folder or as arrays."""
     method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
     """single: the rate falls at 50 % and 75 %, and the snapshots kept on the way are NoCycle's; snapshot: cosine
     cycles; singlecycle: every cycle from fresh weights; grow: cycles that begin as `pattern` says."""
@@ -61,6 +62,8 @@ class Recipe:
     """Which images those are."""
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(Recipe).items():
+            _require(_fits(getattr(self, name), kind), name, f"be of type {_named(kind)}", getattr(self, name))
         object.__setattr__(self, "pattern", tuple(self.pattern))
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
@@ -125,11 +128,10 @@ class Recipe:
         """From a mapping of its fields, each of its own type; missing ones have their default."""
         if not isinstance(content, dict):
             raise ArgumentError(f"a recipe must be an object of fields, got {type(content).__name__}")
-        kinds = get_type_hints(cls)
-        for name, value in content.items():
-            if name not in kinds:
-                raise unknown("field", name, kinds)
-            _require(_fits(value, kinds[name]), name, f"be of type {_named(kinds[name])}", value)
+        known = [field.name for field in fields(cls)]
+        for name in content:
+            if name not in known:
+                raise unknown("field", name, known)
         return cls(**content)
 
     def differences(self, other: "Recipe") -> list[str]:
@@ -143,7 +145,7 @@ class Recipe:
 
 def unknown(what: str, name: object, known: Collection[str]) -> ArgumentError:
     """The error for a name that is none of the known ones; it shows the nearest."""
-    near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.6)
     some = sorted(known)[:12]
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(some)}{' …' * (len(known) > 12)}"
     return ArgumentError(f"{what} must be a known one, got {name!r}: {hint}")

@@ -3,7 +3,7 @@
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import metrics
-from ..errors import DamagedError, MismatchError, StoreError
+from ..errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ..snapshots import Snapshots
 from ..storage import durable, jsonfile, tensorfile
 from .paper import Cell
@@ -68,6 +68,9 @@ class Run:
         self.path = Path(path)
         self._sound: bytes | None = None  # what was written of the state that was read or kept last
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
     @property
     def exists(self) -> bool:
         """Whether a run was begun in this folder."""
@@ -83,6 +86,16 @@ class Run:
         """Class names, image size and normalisation: what it takes to predict."""
         described: dict[str, Any] = self._about["data"]
         return described
+
+    def prepared(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """What the members expect: uint8 pixels (images, size, size, channels), normalised, channels first."""
+        wanted = (self.data["size"], self.data["size"], self.data["channels"])
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
+            raise ArgumentError(
+                f"pixels must be uint8 of shape (images, {str(wanted)[1:]}, got {pixels.dtype} of {pixels.shape}"
+            )
+        mean, deviation = (np.array(self.data[name], np.float32) for name in ("mean", "deviation"))
+        return torch.from_numpy((pixels - mean) / deviation).permute(0, 3, 1, 2)
 
     @property
     def snapshots(self) -> Snapshots:
@@ -111,7 +124,7 @@ class Run:
                 )
             return
         content = {"recipe": vars(recipe), "data": dict(data)}
-        durable.publish(self.path / "recipe.json", [jsonfile.dumps(content)])
+        _publish(self.path / "recipe.json", [jsonfile.dumps(content)])
 
     def note(self, event: str, **values: Any) -> None:
         """Add a line to the log."""
@@ -131,15 +144,15 @@ class Run:
         folder = self.path / "state"
         folder.mkdir(exist_ok=True)
         name = f"step-{state.completed:09d}-{secrets.token_hex(6)}.safetensors"
-        digest = durable.publish(folder / name, tensorfile.encode(_on_host(state.tensors)))
+        digest = _publish(folder / name, tensorfile.encode(_on_host(state.tensors)))
         about = {"completed": state.completed, "file": name, **digest._asdict(), "notes": state.notes}
         current, previous = folder / "state.json", folder / "state.previous.json"
         kept = {name}
         if self._sound is not None:  # not what lies in `current`: that may be damaged, and `previous` all there is
-            durable.publish(previous, [self._sound])
+            _publish(previous, [self._sound])
             kept.add(jsonfile.loads(self._sound)["file"])
         content = jsonfile.dumps(about)
-        durable.publish(current, [content])
+        _publish(current, [content])
         self._sound = content
         for path in folder.glob("step-*"):
             if path.name not in kept:
@@ -165,7 +178,7 @@ class Run:
     def forget(self, completed: int) -> None:
         """Drop what the log says of steps after `completed`: training will come past them again."""
         kept = [json.dumps(line) + "\n" for line in self.log() if line.get("step", 0) <= completed]
-        durable.publish(self.path / "log.jsonl", ["".join(kept).encode()])
+        _publish(self.path / "log.jsonl", ["".join(kept).encode()])
 
     def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Append a member's outputs: for each part of the data log-probabilities (examples, classes) and labels."""
@@ -177,7 +190,7 @@ class Run:
             rows = [before[part][:earlier]] if earlier else []
             stored[part] = torch.cat([*rows, outputs[None]])
             stored[f"{part}_labels"] = labels
-        durable.publish(self.path / "outputs.safetensors", tensorfile.encode(stored))
+        _publish(self.path / "outputs.safetensors", tensorfile.encode(stored))
 
     def outputs(self, part: str = "test") -> Outputs:
         """What the members say of the "test" or "held_out" images; members are those of `snapshots.steps`."""
@@ -194,7 +207,7 @@ class Run:
 
     def keep_curves(self, curves: Mapping[str, Any]) -> None:
         """Write down what was measured between the snapshots."""
-        durable.publish(self.path / "curves.json", [jsonfile.dumps(dict(curves))])
+        _publish(self.path / "curves.json", [jsonfile.dumps(dict(curves))])
 
     def curves(self) -> dict[str, Any] | None:
         """What was measured between the snapshots, if it was."""
@@ -226,6 +239,15 @@ def cell_error(cell: Cell, runs: Sequence[Run]) -> float:
     found = [run.outputs() for run in runs]
     chosen = [outputs.probabilities[-1:] if cell.reads == "last" else outputs.probabilities for outputs in found]
     return float(metrics.error(np.concatenate(chosen).mean(0), found[0].labels))
+
+
+def _publish(path: Path, chunks: Iterable[bytes | memoryview]) -> durable.Digest:
+    try:
+        return durable.publish(path, chunks)
+    except OSError as error:
+        raise StoreError(
+            f"{path} could not be written ({error}); what was kept before is intact: make room, then resume"
+        ) from error
 
 
 def _read_state(path: Path) -> State:

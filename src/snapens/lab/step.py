@@ -191,16 +191,8 @@ class TrainingStep:
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def _built(self, cycle: int) -> nn.Module:
-        recipe, data = self.recipe, self.placed.data
-        return nets.build(
-            recipe.network,
-            classes=len(data.classes),
-            channels=data.channels,
-            dropout=recipe.dropout,
-            stem_stride=recipe.stem_stride,
-            seed=recipe.seed,
-            cycle=cycle,
-        ).train()
+        data = self.placed.data
+        return nets.of(self.recipe, len(data.classes), data.channels, cycle).train()
 
 
 @cache

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import __version__, metrics
 from ..ensembler import SnapshotEnsembler
-from ..errors import DamagedError, NonFiniteError, StoreError
+from ..errors import ArgumentError, DamagedError, NonFiniteError, StoreError
 from .feed import Placed
 from .interpolate import GRID, lines
 from .recipe import Recipe
@@ -36,11 +36,14 @@ class Training:
     ) -> None:
         self.recipe, self.placed, self.run = recipe, placed, Run(path)
         images = len(placed.data.train)
+        if recipe.batch > images:
+            raise ArgumentError(f"batch must be at most the {images} training images, got {recipe.batch}")
         self.schedule = recipe.schedule(images)
         self.total_steps = self.schedule.total_steps
         self.loss: float | None = None
         """The mean training loss of the last stretch that was logged."""
         self.images_per_second: float | None = None
+        self._timed_images, self._timed_seconds = 0, 0.0
         self.lines_logged = 0
         """How many lines this object added to the log."""
         self.failure: Exception | None = None
@@ -195,17 +198,25 @@ class Training:
                     f"loss must be finite, got {loss} up to step {completed}: take a lower lr; what was kept is intact"
                 )
             images = (completed - self._logged) * self.recipe.batch
-            self.loss, self.images_per_second = loss, images / max(now - self._seen, 1e-9)
-            self._seen, self._logged = now, completed
+            self.loss, self._logged = loss, completed
+            self._measure_speed(images, now - self._seen)
+            self._seen = now
             self._note(
                 "trained",
                 step=completed,
                 epoch=round(completed * self.recipe.batch / len(self.placed.data.train), 4),
                 lr=self.recipe.lr * self.schedule(completed - 1),
                 loss=loss,
-                images_per_second=round(self.images_per_second),
+                images_per_second=self.images_per_second and round(self.images_per_second),
                 seconds=round(self.seconds, 3),
             )
+
+    def _measure_speed(self, images: int, seconds: float) -> None:
+        """Over a second at least: on a shorter stretch the clock says little."""
+        self._timed_images, self._timed_seconds = self._timed_images + images, self._timed_seconds + seconds
+        if self._timed_seconds >= 1:
+            self.images_per_second = self._timed_images / self._timed_seconds
+            self._timed_images, self._timed_seconds = 0, 0.0
 
     def _end_cycle(self, completed: int) -> None:
         """Evaluate the member, commit its snapshot, begin the next cycle, keep the state."""

@@ -59,7 +59,7 @@ def read(path: Path) -> ImageData:
     if not path.is_file():
         raise MissingDataError(f"data must be an .npz file for the dataset arrays, got {path}: check the path")
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as opened:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as opened:
             content: dict[str, Any] = dict(opened)
     except (ValueError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} must be an .npz file without pickled objects, got {error}: np.savez it") from error

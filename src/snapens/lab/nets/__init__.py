@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError
-from ..recipe import unknown
+from ..recipe import Recipe, unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +60,19 @@ def build(
         return keyed(network)
 
 
+def of(recipe: Recipe, classes: int, channels: int, cycle: int = 0) -> "nn.Module":
+    """The network of a recipe, with the fresh weights of one of its cycles."""
+    return build(
+        recipe.network,
+        classes=classes,
+        channels=channels,
+        dropout=recipe.dropout,
+        stem_stride=recipe.stem_stride,
+        seed=recipe.seed,
+        cycle=cycle,
+    )
+
+
 def require(name: str, *, dropout: float = 0.0, stem_stride: int = 1) -> None:
     """Make sure that there is such a network, and that it takes these settings, without building it."""
     _resolved(name, 2, 3, dropout, stem_stride)
@@ -101,10 +114,10 @@ def _imported(path: str) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a module of the user's own can fail in any way
         raise ArgumentError(
-            f"network must be module:callable that Python can import, got {path!r} ({error}): "
-            "check the spelling, or put its folder on PYTHONPATH"
+            f"network must be module:callable that Python can import, got {path!r} ({type(error).__name__}: {error}): "
+            "check the spelling and the module, or put its folder on PYTHONPATH"
         ) from error
     if not callable(factory):
         raise ArgumentError(f"network must be module:callable, got {path!r}, which is a {type(factory).__name__}")

@@ -1,7 +1,0 @@
-"""`python -m snapens.cli`."""
-
-import sys
-
-from . import main
-
-sys.exit(main())
