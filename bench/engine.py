@@ -2,8 +2,8 @@
 
     python bench/engine.py
 
-Both take steps in turns of 16, a hundred turns each; printed is the median ratio of a turn to the one after it. The loop
-has no log, no state and no snapshots.
+Both take steps in turns of 16, a hundred turns each; printed is the median ratio of a turn to the one after it.
+The loop has no log, no state and no snapshots.
 """
 
 import statistics

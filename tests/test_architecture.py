@@ -20,7 +20,8 @@ ALLOWED = {
     "ensemble": {"batches", "snapshots", "weights"},
     "ensembler": {"ensemble", "schedule", "snapshots", "weights"},
     "lab": {"__version__", "ensembler", "lab", "metrics", "schedule", "snapshots", "storage", "weights"},
-    "cli": {"__version__", "cli", "lab", "storage"},
+    "report": {"__version__", "lab", "metrics", "report", "storage"},
+    "cli": {"__version__", "cli", "lab", "report", "storage"},
     "__main__": {"cli"},
 }
 PACKAGES = {"cli": {"torch", "rich", "tyro"}}  # all others: torch and numpy
@@ -48,6 +49,15 @@ def test_a_module_imports_only_what_the_architecture_allows(path):
     if room != "__init__":  # the public names, for type checkers
         assert ours <= ALLOWED[room] | {"errors"}
     assert theirs <= PACKAGES.get(room, {"torch", "numpy"})
+
+
+def test_the_report_reads_records_and_never_the_engine_or_the_networks():
+    records = {"entry", "gallery", "ledger", "paper", "recipe", "runs"}
+    for path in (SOURCE / "report").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 2 and (node.module or "").split(".")[0] == "lab":
+                rest = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+                assert {*rest} <= records, path
 
 
 def test_there_is_one_training_loop_and_the_plain_one_it_is_timed_against():

@@ -548,9 +548,9 @@ def test_a_run_folder_holds_nothing_that_a_pickle_begins_with(tmp_path):
             assert isinstance(json.loads(content[8 : 8 + length]), dict)
         elif path.suffix == ".json":
             json.loads(content)
-    # one file a snapshot, two states, and nothing half-written
+    # outputs and gallery, one file a snapshot, two states, and nothing half-written
     assert sorted(path.parent.name for path in files if path.suffix == ".safetensors") == [
-        "run",
+        *["run"] * 2,
         *["snapshots"] * 4,
         *["state"] * 2,
     ]

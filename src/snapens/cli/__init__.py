@@ -11,30 +11,10 @@ from tyro.conf import Positional, subcommand
 
 from .. import __version__
 from ..errors import ArgumentError, SnapensError
-from ..lab import paper
-from ..lab.recipe import Recipe, unknown
-
-Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where the data lies and where to train."""
-
-    data: Place = None
-    """The folder that holds the data sets, or your own data; else the variable SNAPENS_DATA."""
-    download: bool = False
-    """Fetch the data set if it is not there and has a public address."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU if there is one."""
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """How many a CPU uses; torch's own choice by default."""
-    resume: bool = False
-    """Go on with the runs that are in their folders."""
-    curves: bool = False
-    """At the end, measure the error between the last snapshot and each earlier one, as in the paper's Figure 5."""
-    tensorboard: bool = False
-    """Write TensorBoard's event files into the run folders as well."""
+from ..lab.paper import run_name
+from ..lab.recipe import Recipe
+from .options import Place, Where
+from .paper import Paper
 
 
 @dataclass(frozen=True)
@@ -50,7 +30,7 @@ class Demo:
         """Train both on the same budget; print every snapshot's error, the ensembles' and the baseline's."""
         from ..lab.demo import recipes
         from . import tables
-        from .training import train
+        from .training import show_report, train
 
         single, snapshot = (self.out / f"{name}-seed{self.seed}" for name in ("single", "snapshot"))
         jobs = list(zip(recipes(self.seed), (single, snapshot), strict=True))
@@ -58,6 +38,7 @@ class Demo:
         status = train(jobs, Where(device="cpu", threads=1, resume=True), again="the same command")
         if status == 0:
             tables.demo(single, snapshot)
+            show_report([snapshot, single])
         return status
 
 
@@ -81,73 +62,43 @@ class Train:
     def __call__(self) -> int:
         """Train, then print what the snapshots are worth."""
         from . import tables
-        from .training import train
+        from .training import show_report, train
 
         recipe = Recipe(**vars(self.recipe))
-        out = self.out or Path("runs") / paper.run_name(recipe)
+        out = self.out or Path("runs") / run_name(recipe)
         status = train([(recipe, out)], self.where)
         if status == 0:
             tables.run(out)
+            show_report([out])
         return status
 
 
 @dataclass(frozen=True)
-class PaperList:
-    """Show the cells of the paper: the published error, ours, the cost of a run."""
+class Report:
+    """Show what runs are worth, on one HTML page."""
 
-    only: Annotated[str, Positional] = ""
-    """Show the cells whose name contains this."""
-    out: Path = Path("runs/paper")
-    """Where `paper run` left its runs."""
-
-    def __call__(self) -> int:
-        """Print a table."""
-        from . import tables
-
-        chosen = [cell for cell in paper.cells() if self.only in cell.name]
-        if not chosen:
-            raise unknown("cell", self.only, [cell.name for cell in paper.cells()])
-        tables.cells(chosen, self.out)
-        return 0
-
-
-@dataclass(frozen=True)
-class PaperRun:
-    """Train what some cells of the paper need, together: on a GPU several runs share it."""
-
-    cells: Annotated[tuple[str, ...], Positional]
-    """Names of cells; `snapens paper list` shows them."""
-    where: Where
-    out: Path = Path("runs/paper")
-    """The folder for the run folders."""
-    seed: int = 0
-    """Which repetition: a cell of one run has this seed, one of K runs the seeds from K times this on."""
+    runs: Annotated[tuple[Path, ...], Positional]
+    """Run folders: one, or several to compare."""
+    out: Place = None
+    """The page, or the folder for the pieces; by default in the first run's folder."""
+    format: Literal["html", "png", "svg", "csv", "json"] = "html"
+    """html: the page; else its pieces, charts as png or svg, tables as csv or json."""
 
     def __call__(self) -> int:
-        """Train them, then print the cells."""
+        """Write the page, or the pieces, and say where they are."""
         from ..lab.runs import Run
-        from . import tables
-        from .training import train
+        from ..report.page import write
+        from ..report.pieces import pieces
 
-        if not self.cells:
-            raise ArgumentError("cells must name at least one, got none: `snapens paper list` shows them")
-        cells = [paper.find(name) for name in self.cells]
-        jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
-        unfinished = [(recipe, path) for recipe, path in jobs if not Run(path).finished]  # others may have asked before
-        status = train(unfinished, self.where) if unfinished else 0
-        tables.cells(cells, self.out)
-        return status
-
-
-@dataclass(frozen=True)
-class Paper:
-    """The paper's cells: list them, train them."""
-
-    command: Annotated[PaperList, subcommand("list")] | Annotated[PaperRun, subcommand("run")]
-
-    def __call__(self) -> int:
-        """Do what the subcommand says."""
-        return self.command()
+        if not self.runs:
+            raise ArgumentError("runs must name at least one run folder, got none")
+        runs = [Run(path) for path in self.runs]
+        if self.format == "html":
+            written = [write(runs, self.out or self.runs[0] / "report.html")]
+        else:
+            written = pieces(runs, self.out or self.runs[0] / "report", self.format)
+        sys.stdout.write("".join(f"{path}\n" for path in written))
+        return 0
 
 
 @dataclass(frozen=True)
@@ -185,6 +136,7 @@ class Bench:
 Command = (
     Annotated[Demo, subcommand("demo")]
     | Annotated[Train, subcommand("train")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[Paper, subcommand("paper")]
     | Annotated[Bench, subcommand("bench")]
 )

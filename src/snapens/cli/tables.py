@@ -1,15 +1,13 @@
 """Results on the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from ..lab import paper
-from ..lab.runs import Run, cell_error
-
-_MOST_REPETITIONS = 20  # that are looked for
+from ..lab.runs import Run
 
 
 def run(path: Path) -> None:
@@ -37,13 +35,13 @@ def demo(single: Path, snapshot: Path) -> None:
     )
 
 
-def cells(chosen: Sequence[paper.Cell], folder: Path) -> None:
-    """Cells of the paper: published, ours from the runs in `folder`, and what a run costs."""
+def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[float]]) -> None:
+    """Cells of the paper: published, ours in percent, one for each repetition, and what a run costs."""
     table = Table(Column("cell", no_wrap=True), "where", "paper, %", "ours, %", "n", "a run", box=None, pad_edge=False)
     for cell in chosen:
         published = "–" if cell.published_percent is None else f"{cell.published_percent:.2f}{'*' * cell.starred}"
-        found = _measured(cell, folder)
-        ours = " ".join(f"{100 * error:.2f}" for error in found) or "–"
+        found = measured(cell)
+        ours = " ".join(f"{percent:.2f}" for percent in found) or "–"
         table.add_row(cell.name, cell.where, published, ours, str(len(found) or "–"), _cost(cell))
     whole = Console(width=1000).measure(table).maximum  # names are there to be copied, on any terminal
     console = Console(width=max(Console().width, whole))
@@ -51,12 +49,6 @@ def cells(chosen: Sequence[paper.Cell], folder: Path) -> None:
     console.print(
         "* copied by the paper from the DenseNet paper. What a run costs: on an H200, packed.", highlight=False
     )
-
-
-def _measured(cell: paper.Cell, folder: Path) -> list[float]:
-    """The cell's error for each repetition of which all runs are finished."""
-    packs = [[Run(folder / name) for name in paper.run_names(cell, k)] for k in range(_MOST_REPETITIONS)]
-    return [cell_error(cell, runs) for runs in packs if all(run.exists and run.finished for run in runs)]
 
 
 def _cost(cell: paper.Cell) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, SnapensError
 from ..lab import data
 from ..lab.data.images import ImageData
 from ..lab.recipe import Recipe
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..lab.training import Training
-    from . import Where
+    from .options import Where
 
 
 def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the same command with --resume") -> int:
@@ -79,6 +79,16 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the
         peak = torch.cuda.max_memory_reserved(device) / 2**30
         sys.stderr.write(f"peak memory of the pack on {torch.cuda.get_device_name(device)}: {peak:.1f} GiB\n")
     return 1 if any(training.failure for training in trainings) else 0
+
+
+def show_report(paths: Sequence[Path]) -> None:
+    """Write the page of some runs and say where it is, or what it would take."""
+    from ..report.page import write
+
+    try:
+        sys.stdout.write(f"report: {write([Run(path) for path in paths], paths[0] / 'report.html')}\n")
+    except SnapensError as error:
+        sys.stdout.write(f"no report: {error}\n")
 
 
 def _complete(recipe: Recipe, path: Path, curves: bool) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import __version__, metrics
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError, DamagedError, NonFiniteError, StoreError
+from . import gallery
 from .feed import Placed
 from .interpolate import GRID, lines
 from .recipe import Recipe
@@ -245,6 +246,7 @@ class Training:
     def _finish(self) -> None:
         self.close()
         if not self.run.finished:
+            gallery.keep(self.run, self.placed.data.test.pixels)
             self._note("finished", step=self.completed, seconds=round(self.seconds, 3), **_surroundings(self.placed))
 
     def _note(self, event: str, **values: Any) -> None:

@@ -1,0 +1,164 @@
+"""`snapens paper`: the cells, the ledger, the tables and figures."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional, subcommand
+
+from ..errors import ArgumentError
+from ..lab import paper
+from ..lab.recipe import unknown
+from .options import Place, Where
+
+LEDGER = Path("results")
+
+
+@dataclass(frozen=True)
+class PaperList:
+    """Show the cells of the paper: the published error, ours, the cost of a run."""
+
+    only: Annotated[str, Positional] = ""
+    """Show the cells whose name contains this."""
+    ledger: Path = LEDGER
+    """The ledger's folder."""
+
+    def __call__(self) -> int:
+        """Print a table."""
+        from ..lab import ledger
+        from . import tables
+
+        chosen = [cell for cell in paper.cells() if self.only in cell.name]
+        if not chosen:
+            raise unknown("cell", self.only, [cell.name for cell in paper.cells()])
+        recorded = ledger.entries(self.ledger)
+        tables.cells(chosen, lambda cell: ledger.measured(cell, recorded))
+        return 0
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """Train what some cells of the paper need, together: on a GPU several runs share it."""
+
+    cells: Annotated[tuple[str, ...], Positional]
+    """Names of cells; `snapens paper list` shows them."""
+    where: Where
+    out: Path = Path("runs/paper")
+    """The folder for the run folders."""
+    seed: int = 0
+    """Which repetition: a cell of one run has this seed, one of K runs the seeds from K times this on."""
+
+    def __call__(self) -> int:
+        """Train them, then print the cells."""
+        from ..lab.runs import Run
+        from . import tables
+        from .training import train
+
+        if not self.cells:
+            raise ArgumentError("cells must name at least one, got none: `snapens paper list` shows them")
+        cells = [paper.find(name) for name in self.cells]
+        jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
+        unfinished = [(recipe, path) for recipe, path in jobs if not Run(path).finished]  # others may have asked before
+        status = train(unfinished, self.where) if unfinished else 0
+        tables.cells(cells, self._measured)
+        return status
+
+    def _measured(self, cell: paper.Cell) -> list[float]:
+        """The cell's error in percent, if all its runs of this repetition are finished."""
+        from ..lab.runs import Run, cell_error
+
+        runs = [Run(self.out / name) for name in paper.run_names(cell, self.seed)]
+        return [100 * cell_error(cell, runs)] if all(run.finished for run in runs) else []
+
+
+@dataclass(frozen=True)
+class PaperRecord:
+    """Enter finished runs into the ledger; cells of several seeds follow once all their runs are there."""
+
+    runs: Annotated[tuple[Path, ...], Positional]
+    """Run folders."""
+    commit: str
+    """Of the code that trained them."""
+    ledger: Path = LEDGER
+    """The ledger's folder."""
+    overwrite: bool = False
+    """Replace a result of the same name."""
+
+    def __call__(self) -> int:
+        """Say which files were written."""
+        from ..lab import ledger
+        from ..lab.runs import Run
+
+        runs = [Run(path) for path in self.runs]
+        kept = [ledger.record(run, self.ledger, self.commit, overwrite=self.overwrite) for run in runs]
+        for path in (*kept, *ledger.record_together(runs, self.ledger, overwrite=self.overwrite)):
+            sys.stdout.write(f"{path}\n")
+        return 0
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Print one of the paper's tables, our value beside the published one."""
+
+    number: Annotated[Literal[1, 2, 3], Positional]
+    """Of the table."""
+    format: Literal["terminal", "markdown", "csv", "latex"] = "terminal"
+    """How it is written."""
+    ledger: Path = LEDGER
+    """The ledger's folder."""
+
+    def __call__(self) -> int:
+        """Print it."""
+        from ..lab.ledger import entries
+        from ..report import formats
+        from ..report.tables import table
+
+        sys.stdout.write(getattr(formats, self.format)(table(self.number, entries(self.ledger))).rstrip() + "\n")
+        return 0
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """Draw one of the paper's figures from the ledger."""
+
+    name: Annotated[Literal["2", "3", "4", "5", "6", "S"], Positional]
+    """Of the figure; S are the panels of the supplement."""
+    out: Place = None
+    """The file to write, .svg or .png; figure-NAME.svg by default."""
+    network: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    """Draw the same of another network than the paper's."""
+    ledger: Path = LEDGER
+    """The ledger's folder."""
+
+    def __call__(self) -> int:
+        """Write the file and say where it is."""
+        from ..lab.ledger import entries
+        from ..report import figures
+        from ..storage.durable import publish
+
+        out = self.out or Path(f"figure-{self.name}.svg")
+        if out.suffix not in (".svg", ".png"):
+            raise ArgumentError(f"out must end in .svg or .png, got {out}")
+        drawn = figures.figure(self.name, entries(self.ledger), self.network)
+        publish(out, [figures.svg(drawn) if out.suffix == ".svg" else figures.png(drawn)])
+        sys.stdout.write(f"{out}\n")
+        return 0
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper's cells: list them, train them, record them; its tables and figures with our values."""
+
+    command: (
+        Annotated[PaperList, subcommand("list")]
+        | Annotated[PaperRun, subcommand("run")]
+        | Annotated[PaperRecord, subcommand("record")]
+        | Annotated[PaperTable, subcommand("table")]
+        | Annotated[PaperFigure, subcommand("figure")]
+    )
+
+    def __call__(self) -> int:
+        """Do what the subcommand says."""
+        return self.command()

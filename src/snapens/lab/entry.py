@@ -1,0 +1,293 @@
+"""What the ledger keeps: an Entry is all that one run measured, a Joint the one number of several runs together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import metrics
+from ..errors import ArgumentError, DamagedError, MismatchError, SnapensError, StoreError
+from . import paper
+from .recipe import Recipe
+
+if TYPE_CHECKING:  # reading the ledger does not wait for torch
+    from .runs import Outputs, Run
+
+Floats = NDArray[np.float64]
+Series = tuple[float, ...]
+
+_MOST_POINTS = 300  # of a loss curve
+_THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
+_LONGEST_WORDS = 200
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a number was made with."""
+
+    commit: str
+    device: str
+    torch: str
+    snapens: str
+
+    def __post_init__(self) -> None:
+        for name, words in vars(self).items():
+            if not (words.isascii() and words.isprintable() and 0 < len(words) <= _LONGEST_WORDS):
+                rule = f"be one line of at most {_LONGEST_WORDS} printable ASCII characters"
+                raise ArgumentError(f"{name} must {rule}, got {words[:_LONGEST_WORDS]!r}")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The training loss on the way: means since the point before, and the rate at each point."""
+
+    epoch: Series
+    lr: Series
+    loss: Series
+
+
+@dataclass(frozen=True)
+class Line:
+    """Errors of weights between a snapshot, counted from 1, and the last one, at each of `Between.last_share`."""
+
+    snapshot: int
+    interpolated_percent: Series
+    """With BatchNorm's running statistics interpolated as the weights are."""
+    estimated_percent: Series
+    """With statistics estimated anew."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """The lines of Figure 5; `last_share` is its λ: 0 is the earlier snapshot, 1 the last."""
+
+    last_share: Series
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Members are asked from the last backwards, until their mean gives some class `threshold` or more."""
+
+    threshold: float
+    error_percent: float
+    mean_members: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """All that one finished run measured; errors in percent of the test images, snapshots oldest first."""
+
+    recipe: Recipe
+    origin: Origin
+    seconds: float
+    images_per_second: float
+    test_images: int
+    snapshot_epochs: Series
+    snapshot_percent: Series
+    """Each snapshot alone."""
+    last_percent: Series
+    """The last m together, m = 1 … M."""
+    first_percent: Series
+    """The first m together, as in the supplement."""
+    last_nll: Series
+    last_ece: Series
+    correlation: tuple[Series, ...]
+    disagreement: tuple[Series, ...]
+    early_exit: tuple[Exit, ...]
+    losses: Losses
+    between: Between | None
+
+    def __post_init__(self) -> None:
+        m = self.recipe.cycles
+        curves = (self.snapshot_epochs, self.snapshot_percent, self.last_percent, self.first_percent)
+        matrices = (self.correlation, self.disagreement)
+        series = (*curves, self.last_nll, self.last_ece, *matrices, *(row for matrix in matrices for row in matrix))
+        if any(len(values) != m for values in series):
+            raise ArgumentError(f"an entry must have {m} numbers, one for each snapshot, wherever it has a series")
+        if len({len(values) for values in vars(self.losses).values()}) != 1:
+            raise ArgumentError("losses must have as many epochs as rates and losses")
+        shares = len(self.between.last_share) if self.between else 0
+        for line in self.between.lines if self.between else ():
+            if not 1 <= line.snapshot < m or {len(line.interpolated_percent), len(line.estimated_percent)} != {shares}:
+                raise ArgumentError("a line must be of an earlier snapshot, with an error for each of last_share")
+
+    @property
+    def name(self) -> str:
+        """That of the run, and of the file."""
+        return paper.run_name(self.recipe)
+
+    @cached_property
+    def seedless(self) -> Recipe:
+        """The recipe as the paper's cells have it."""
+        return replace(self.recipe, seed=0)
+
+    def percent(self, cell: paper.Cell) -> float:
+        """What a cell reads of this run alone."""
+        return self.last_percent[0 if cell.reads == "last" else -1]
+
+    @classmethod
+    def of_run(cls, run: "Run", commit: str) -> "Entry":
+        """What a finished run of the paper's measured."""
+        recipe, finished = _finished(run)
+        steps = recipe.schedule(paper.images(recipe)).snapshot_steps
+        if run.snapshots.steps != steps:
+            raise DamagedError(
+                f"{run.path} must hold the snapshots of steps {steps}, got {run.snapshots.steps}: train it anew"
+            )
+        outputs, curves = run.outputs(), run.curves()
+        try:
+            seconds = float(finished["seconds"])
+            return cls(
+                recipe=recipe,
+                origin=Origin(commit, *(finished[name] for name in ("device", "torch", "snapens"))),
+                seconds=seconds,
+                images_per_second=round(steps[-1] * recipe.batch / max(seconds, 1e-3), 1),
+                test_images=len(outputs.labels),
+                snapshot_epochs=tuple(round(step * recipe.batch / paper.images(recipe), 4) for step in steps),
+                losses=_thinned(line for line in run.log() if line.get("event") == "trained"),
+                between=None if curves is None else _between(curves, steps),
+                **_worth(outputs),
+            )
+        except SnapensError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(
+                f"{run.path}: log.jsonl and curves.json must be what snapens wrote, "
+                f"got {type(error).__name__}: {error}: restore them"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The error of several runs together, which their own errors do not tell: a true ensemble, or K × M."""
+
+    cell: str
+    repetition: int
+    runs: tuple[str, ...]
+    origins: tuple[Origin, ...]
+    """One for each run."""
+    seconds: float
+    """Of all runs."""
+    test_images: int
+    error_percent: float
+
+    def __post_init__(self) -> None:
+        cell = paper.find(self.cell)
+        if self.repetition < 0 or list(self.runs) != paper.run_names(cell, self.repetition):
+            raise ArgumentError(f"runs must be those of repetition {self.repetition} of {cell.name}, got {self.runs}")
+        if len(self.origins) != cell.seeds:
+            raise ArgumentError(f"origins must be one for each of {cell.seeds} runs, got {len(self.origins)}")
+
+    @property
+    def name(self) -> str:
+        """The cell and its seeds; that of the file."""
+        return joint_name(paper.find(self.cell), self.repetition)
+
+    @classmethod
+    def of_entries(cls, cell: paper.Cell, repetition: int, entries: Sequence[Entry], runs: Sequence["Run"]) -> "Joint":
+        """The number of a cell from the folders of its runs, each of which has an entry."""
+        from .runs import cell_error
+
+        labels = [run.outputs().labels for run in runs]
+        if any(not np.array_equal(other, labels[0]) for other in labels):
+            raise MismatchError(
+                f"runs must have the same test images in the same order to be averaged, got other labels "
+                f"in {', '.join(str(run.path) for run in runs)}: train them on the same data"
+            )
+        return cls(
+            cell=cell.name,
+            repetition=repetition,
+            runs=tuple(entry.name for entry in entries),
+            origins=tuple(entry.origin for entry in entries),
+            seconds=round(sum(entry.seconds for entry in entries), 3),
+            test_images=len(labels[0]),
+            error_percent=_percent(cell_error(cell, runs)),
+        )
+
+
+def joint_name(cell: paper.Cell, repetition: int) -> str:
+    """What the number of several runs is called.
+
+    Examples:
+        >>> joint_name(paper.find("densenet40-cifar100-single-x3"), repetition=1)
+        'densenet40-cifar100-single-x3-seeds3-5'
+    """
+    first = repetition * cell.seeds
+    return f"{cell.name}-seeds{first}-{first + cell.seeds - 1}"
+
+
+def _finished(run: "Run") -> tuple[Recipe, dict[str, Any]]:
+    """The recipe, which must be of the paper's, and the log's last word."""
+    recipe = run.recipe
+    if replace(recipe, seed=0) not in {cell.recipe for cell in paper.cells()}:
+        raise ArgumentError(
+            f"run must be of a recipe of the paper's, whatever the seed, got {run.path} ({paper.run_name(recipe)}): "
+            "`snapens paper list` shows what can be recorded"
+        )
+    lines = [line for line in run.log() if line.get("event") == "finished"]
+    if not lines:
+        raise StoreError(f"run must be finished to be recorded, got {run.path}: resume it first")
+    return recipe, lines[-1]
+
+
+def _worth(outputs: "Outputs") -> dict[str, Any]:
+    """The fields of an entry that follow from what the members say of the test images."""
+    p, labels = outputs.probabilities, outputs.labels
+    last, first = _running_mean(p[::-1]), _running_mean(p)
+    return {
+        "snapshot_percent": tuple(map(_percent, metrics.error(p, labels))),
+        "last_percent": tuple(map(_percent, metrics.error(last, labels))),
+        "first_percent": tuple(map(_percent, metrics.error(first, labels))),
+        "last_nll": _rounded(metrics.nll(last, labels)),
+        "last_ece": _rounded(metrics.ece(last, labels)),
+        "correlation": tuple(map(_rounded, metrics.correlation(p))),
+        "disagreement": tuple(map(_rounded, metrics.disagreement(p))),
+        "early_exit": tuple(_exit(last, labels, threshold) for threshold in _THRESHOLDS),
+    }
+
+
+def _running_mean(members: Floats) -> Floats:
+    """(members, examples, classes): the mean of the first 1, 2, … of them."""
+    means: Floats = np.cumsum(members, axis=0)
+    means /= np.arange(1, len(members) + 1)[:, None, None]
+    return means
+
+
+def _exit(means: Floats, labels: NDArray[np.int64], threshold: float) -> Exit:
+    enough = means.max(-1) >= threshold
+    enough[-1] = True  # there is no further member to ask
+    used = enough.argmax(0)
+    answers = np.take_along_axis(means.argmax(-1), used[None], axis=0)[0]
+    return Exit(threshold, _percent(np.mean(answers != labels)), round(float(np.mean(used + 1)), 4))
+
+
+def _thinned(lines: Iterable[dict[str, Any]]) -> Losses:
+    points = [(float(line["epoch"]), float(line["lr"]), float(line["loss"])) for line in lines]
+    if len(points) > _MOST_POINTS:
+        points = [points[k] for k in np.linspace(0, len(points) - 1, _MOST_POINTS).round().astype(int)]
+    return Losses(*(tuple(float(f"{point[k]:.5g}") for point in points) for k in range(3)))
+
+
+def _between(curves: dict[str, Any], steps: tuple[int, ...]) -> Between:
+    """As a run keeps them, shares are those of the earlier snapshot, and errors fractions."""
+    lines = tuple(
+        Line(
+            steps.index(line["step"]) + 1,
+            tuple(map(_percent, line["interpolated"])),
+            tuple(map(_percent, line["estimated"])),
+        )
+        for line in curves["lines"]
+    )
+    return Between(_rounded(1 - share for share in curves["grid"]), lines)
+
+
+def _percent(fraction: float) -> float:
+    return round(100 * float(fraction), 4)
+
+
+def _rounded(values: Iterable[float]) -> Series:
+    return tuple(round(float(value), 5) for value in values)

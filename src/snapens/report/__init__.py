@@ -1,0 +1,1 @@
+"""What runs are worth, for people: one self-contained page, the paper's tables and figures, from run folders alone."""

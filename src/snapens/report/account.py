@@ -1,0 +1,172 @@
+"""Account: what one run says of itself, as numbers."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import metrics
+from ..errors import DamagedError
+from ..lab.recipe import Recipe
+from ..lab.runs import Outputs, Run
+
+Floats = NDArray[np.float64]
+_RATE_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one predictor is worth: its error (a fraction), NLL (nats) and expected calibration error."""
+
+    error: float
+    nll: float
+    ece: float
+
+    @classmethod
+    def of(cls, probabilities: Floats, labels: NDArray[np.int64]) -> "Score":
+        """From (examples, classes)."""
+        return cls(*(float(of(probabilities, labels)) for of in (metrics.error, metrics.nll, metrics.ece)))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the log says of the training; the last four are None before a run has finished."""
+
+    steps: tuple[int, ...]
+    epochs: tuple[float, ...]
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    seconds: float | None
+    device: str | None
+    torch: str | None
+    snapens: str | None
+
+    @classmethod
+    def of(cls, log: Iterable[Mapping[str, Any]]) -> "Trace":
+        """From the lines of a log."""
+        lines = list(log)
+        trained = [line for line in lines if line.get("event") == "trained"]
+        finished = next((line for line in lines if line.get("event") == "finished"), {})
+        seconds = finished.get("seconds")
+        device, torch, snapens = (finished.get(name) and str(finished[name]) for name in ("device", "torch", "snapens"))
+        epochs, rates, losses = (tuple(float(line[name]) for line in trained) for name in ("epoch", "lr", "loss"))
+        return cls(
+            tuple(int(line["step"]) for line in trained),
+            epochs,
+            rates,
+            losses,
+            None if seconds is None else float(seconds),
+            device,
+            torch,
+            snapens,
+        )
+
+    @property
+    def epochs_per_step(self) -> float:
+        """Of the last line, where rounding matters least."""
+        return self.epochs[-1] / self.steps[-1] if self.steps else 0.0
+
+    def loss_at(self, step: int) -> float | None:
+        """The mean loss of the stretch that ends with this step."""
+        return self.losses[self.steps.index(step)] if step in self.steps else None
+
+
+@dataclass(frozen=True)
+class Account:
+    """A run, how it was trained, and what its members are worth on the test images, alone and together."""
+
+    name: str
+    recipe: Recipe
+    classes: tuple[str, ...]
+    steps: tuple[int, ...]
+    images: int | None
+    """How many it was trained on, where the run knows."""
+    trace: Trace
+    members: tuple[Score, ...]
+    """Each alone, oldest first."""
+    first: tuple[Score, ...]
+    """The first 1 … M together."""
+    last: tuple[Score, ...]
+    """The last 1 … M together."""
+    wrong: NDArray[np.bool_]
+    """(2, examples): where the last snapshot errs, and where all together do."""
+
+    @classmethod
+    def of(cls, run: Run, outputs: Outputs) -> "Account":
+        """From a run and what its members say of the test images."""
+        p, labels = outputs.probabilities, outputs.labels
+        classes = tuple(str(name) for name in run.data.get("classes", ()))
+        if len(classes) != p.shape[-1]:
+            raise DamagedError(
+                f"{run.path}/recipe.json must name the {p.shape[-1]} classes of the outputs, got {len(classes)} names: "
+                "restore the file"
+            )
+        first, last = (_growing(members, labels) for members in (p, p[::-1]))
+        wrong = np.stack([mean.argmax(-1) != labels for mean in (p[-1], p.mean(0))])
+        members = tuple(Score.of(member, labels) for member in p)
+        return cls(
+            run.path.resolve().name,
+            run.recipe,
+            classes,
+            run.snapshots.steps,
+            _images(run),
+            _trace(run),
+            members,
+            first,
+            last,
+            wrong,
+        )
+
+    @property
+    def single(self) -> Score:
+        """The last snapshot alone."""
+        return self.members[-1]
+
+    @property
+    def ensemble(self) -> Score:
+        """All snapshots together."""
+        return self.last[-1]
+
+    @property
+    def minima(self) -> tuple[float, ...]:
+        """The epochs at which snapshots were taken."""
+        return tuple(step * self.trace.epochs_per_step for step in self.steps)
+
+    def rates(self) -> tuple[list[float], list[float]]:
+        """Epochs and learning rates: the schedule's where the images are known, else those of the log."""
+        if self.images is None:
+            return list(self.trace.epochs), list(self.trace.rates)
+        schedule = self.recipe.schedule(self.images)
+        steps = set(np.linspace(0, schedule.total_steps - 1, _RATE_POINTS).astype(int).tolist())
+        for restart in schedule.restart_steps:  # a jump is a vertical line
+            steps |= {restart - 1, restart}
+        ordered = sorted(steps)
+        rates = [self.recipe.lr * schedule(step) for step in ordered]
+        return [step * self.recipe.batch / self.images for step in ordered], rates
+
+
+def _growing(members: Floats, labels: NDArray[np.int64]) -> tuple[Score, ...]:
+    total, scores = np.zeros_like(members[0]), []
+    for k, member in enumerate(members, 1):
+        total += member
+        scores.append(Score.of(total / k, labels))
+    return tuple(scores)
+
+
+def _images(run: Run) -> int | None:
+    """Runs of before their data was counted do not say."""
+    try:
+        return int(run.data["images"]["train"]["count"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _trace(run: Run) -> Trace:
+    try:
+        return Trace.of(run.log())
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedError(
+            f"{run.path}/log.jsonl must be what snapens wrote, got {type(error).__name__}: {error}: remove the line"
+        ) from error

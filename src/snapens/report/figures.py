@@ -1,0 +1,183 @@
+"""The paper's figures, drawn from the ledger; a panel that nobody measured says so."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..errors import ArgumentError
+from ..lab import paper
+from ..lab.ledger import Entries, measured, origins
+from ..lab.paper import Cell
+from ..lab.recipe import unknown
+from . import names, panels, style
+
+Draw = Callable[[Any, Sequence[Cell], Entries], bool]
+
+UNMEASURED = "not measured yet"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the panels of a figure stand on the page."""
+
+    draws: tuple[Draw, ...]
+    """All panels are drawn by each in turn."""
+    columns: int
+    panel_points: tuple[float, float]
+    """Width and height."""
+    first_seed: bool = False
+    """Where no mean over seeds is drawn."""
+    legend: bool = False
+    """One for all panels."""
+
+
+_MARGIN_POINTS = 70  # for what stands above and below the panels
+_LAYOUTS = {
+    "2": Layout((panels.losses,), 1, (540, 270), first_seed=True),
+    "3": Layout((panels.bars,), 4, (225, 215)),
+    "4": Layout((panels.sizes,), 3, (270, 230)),
+    "5": Layout(
+        tuple(partial(panels.between, statistics=how) for how in ("interpolated", "estimated")),
+        4,
+        (205, 215),
+        first_seed=True,
+        legend=True,
+    ),
+    "6": Layout((panels.correlation,), 2, (285, 290), first_seed=True),
+    "S": Layout((panels.over_time,), 4, (215, 170), legend=True),
+}
+_WORDS = {
+    **names.NETWORKS,
+    **names.DATASETS,
+    "snapshot-0.2": "cycles, α₀ = 0.2",
+    "nocycle": "no cycles",
+    "restarts at 0.1": "α₀ = 0.1",
+    "restarts at 0.2": "α₀ = 0.2",
+}
+
+_THINGS = {*names.NETWORKS.values(), *names.DATASETS.values()}
+
+
+def figure(name: str, entries: Entries, network: str | None = None) -> Any:
+    """Figure "2" to "6" or the supplement's, "S", as matplotlib's Figure.
+
+    `network` draws the same for another network of the paper's, and the title says so.
+    """
+    if name not in _LAYOUTS:
+        raise unknown("figure", name, _LAYOUTS)
+    layout, shown = _LAYOUTS[name], _panels(name, network)
+    places = [(draw, words, cells) for draw in layout.draws for words, cells in shown.items()]
+    rows = -(-len(places) // layout.columns)
+    width, height = layout.panel_points
+    with style.drawing():
+        drawn = style.figure(width * layout.columns, height * rows + _MARGIN_POINTS)
+        drawn.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+        grid = drawn.subplots(rows, layout.columns, squeeze=False)
+        for axes, (draw, words, cells) in zip(grid.flat, places, strict=True):
+            found = entries if draw(axes, cells, entries) else {}
+            if not found:
+                _leave_empty(axes)
+            title = _panel_title(words, cells, found, layout)
+            axes.set_title(title, fontsize=9.5, loc="left", color=style.INK)
+        _label_outermost(grid)
+        if layout.legend:
+            _share_legend(drawn, grid)
+        drawn.suptitle(_title(name, network), x=0.01, ha="left", fontsize=12)
+        drawn.supxlabel(_evidence(shown, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
+        drawn.draw_without_rendering()  # has everything in its place, where it stays however often it is saved
+        drawn.set_layout_engine("none")
+    return drawn
+
+
+def svg(drawn: Any) -> bytes:
+    """A figure as SVG, the same bytes each time."""
+    return style.saved(drawn, "svg", salt="snapens")
+
+
+def png(drawn: Any) -> bytes:
+    """A figure as PNG, the same bytes each time."""
+    return style.saved(drawn, "png", salt="snapens")
+
+
+FORMATS = {"svg": svg, "png": png}
+
+
+def _panels(name: str, network: str | None) -> dict[str, list[Cell]]:
+    """The cells of each panel, by what is written over it; with another network, those that the paper has of it."""
+    known = {cell.name: cell for cell in paper.cells()}
+    found: dict[str, list[Cell]] = {}
+    for words, cells in _of_paper(name).panels.items():
+        if name == "S" and network not in (None, words.split(", ")[0]):
+            continue
+        wanted = [cell if network is None else f"{network}-{cell.split('-', 1)[1]}" for cell in cells]
+        found[words] = [known[cell] for cell in wanted if cell in known]
+    if not any(found.values()):
+        raise ArgumentError(
+            f"network must be one of which the paper has cells for figure {name}, got {network!r}: "
+            f"try one of {', '.join(names.NETWORKS)}"
+        )
+    return found
+
+
+def _of_paper(name: str) -> paper.Figure:
+    return paper.figure("supplement" if name == "S" else name)
+
+
+def _leave_empty(axes: Any) -> None:
+    axes.text(0.5, 0.5, UNMEASURED, transform=axes.transAxes, ha="center", va="center", color=style.MUTED)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(True)
+    axes.set(xticks=[], yticks=[])
+
+
+def _panel_title(words: str, cells: Sequence[Cell], entries: Entries, layout: Layout) -> str:
+    """The network and data set; under it the setting, how many seeds, how many of the cells where some are missing."""
+    about = [_WORDS.get(word, word) for word in words.split(", ")]
+    things = [word for word in about if word in _THINGS] or [names.dataset(cell.name) for cell in cells[:1]]
+    setting = [word for word in about if word not in _THINGS]
+    counts = [repetitions for cell in cells if (repetitions := len(measured(cell, entries)))]
+    if counts:
+        least, most = min(counts), max(counts)
+        n = f"n = {least}" if least == most else f"n = {least} to {most}"
+        setting.append("one seed" if layout.first_seed else n)
+    if 0 < len(counts) < len(cells):
+        setting.append(f"{len(counts)} of {len(cells)} cells")
+    return "\n".join(", ".join(line) for line in (things, setting) if line)
+
+
+def _title(name: str, network: str | None) -> str:
+    drawn = _of_paper(name)
+    if name == "S":
+        return f"Supplement: {drawn.shows}"
+    own = names.network(next(iter(drawn.panels.values()))[0])
+    shown = own if network is None else names.NETWORKS[network]
+    return f"Figure {name}, {shown}{'' if shown == own else f' (in the paper {own})'}: {drawn.shows}"
+
+
+def _label_outermost(grid: Any) -> None:
+    """Keep the axes' names at the left and at the bottom; those between say the same."""
+    for row in grid:
+        for axes in [axes for axes in row if axes.get_ylabel()][1:]:
+            axes.set_ylabel("")
+    for column in grid.T:
+        for axes in [axes for axes in column if axes.get_xlabel()][:-1]:
+            axes.set_xlabel("")
+
+
+def _share_legend(drawn: Any, grid: Any) -> None:
+    found = (axes.get_legend_handles_labels() for axes in grid.flat)
+    handles, labels = max(found, key=lambda pair: len(pair[1]))
+    if labels:
+        drawn.legend(handles, labels, loc="outside lower right", ncols=len(labels))
+
+
+def _evidence(shown: dict[str, list[Cell]], entries: Entries) -> str:
+    made = [origin for cells in shown.values() for cell in cells for origin in origins(cell, entries)]
+    if not made:
+        return ""
+    commits = sorted({origin.commit[:7] for origin in made})
+    some = f"{', '.join(commits[:3])}{' …' * (len(commits) > 3)}"
+    devices = ", ".join(sorted({origin.device for origin in made}))
+    return textwrap.shorten(f"commit {some}, measured on {devices}", 80, placeholder=" …")

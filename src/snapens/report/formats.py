@@ -1,0 +1,148 @@
+"""A table as plain text, Markdown, CSV or LaTeX."""
+
+import csv as comma_separated
+import io
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import names
+from .tables import Row, Table, Value
+
+UNMEASURED = "–"
+_WHOSE = ["paper", "ours"]
+
+_NOTE = (
+    "paper: as published; * taken by the paper from the DenseNet paper. ours: the mean over n seeds ± their standard "
+    "deviation, and the difference from the paper in points; – is not measured yet. {best} is the best of its group, "
+    "of ours among what is measured."
+)
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """How a format writes what is more than a number."""
+
+    best: str
+    star: str
+    spread: str
+    evidence: str
+
+
+_TEXT = _Marks("[{}]", "*", " ± {:.2f}", "(n = {n}, {difference:+.2f})")
+_MARKDOWN = _Marks("**{}**", "\\*", " ± {:.2f}", "(n = {n}, {difference:+.2f})")
+_LATEX = _Marks("\\textbf{{{}}}", "$^*$", " $\\pm$ {:.2f}", "($n={n}$, ${difference:+.2f}$)")
+
+_FIELDS = (
+    *("table", "cell", "network", "dataset", "method", "paper_percent", "starred", "paper_is_best"),
+    *("ours_percent", "n", "spread_points", "difference_points", "ours_is_best"),
+)
+
+
+def terminal(table: Table) -> str:
+    """As aligned text; the best are in brackets."""
+    head = [["", "", *(text for name in table.columns for text in (name, ""))], ["", ""] + _WHOSE * len(table.columns)]
+    groups = [
+        [[group.network if k == 0 else "", row.method, *_shown(row, _TEXT)] for k, row in enumerate(group.rows)]
+        for group in table.groups
+    ]
+    blocks = [head, *groups]
+    widths = [max(map(len, column)) for column in zip(*(line for block in blocks for line in block), strict=True)]
+    texts = ["\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in block) for block in blocks]
+    whole = sum(widths) + 2 * len(widths) - 2
+    body = f"\n{'─' * whole}\n".join([*texts, textwrap.fill(_NOTE.format(best="[ ]"), max(whole, 80))])
+    return f"Table {table.number}. {table.title}\n\n{body}\n"
+
+
+def markdown(table: Table) -> str:
+    """As a table of GitHub's Markdown; the best are bold."""
+    heads = [f"{name}, {whose}" for name in table.columns for whose in _WHOSE]
+    lines = [["network", "method", *heads], ["---"] * (2 + len(heads))]
+    for group in table.groups:
+        for k, row in enumerate(group.rows):
+            lines.append([group.network if k == 0 else "", row.method, *_shown(row, _MARKDOWN)])
+    note = _NOTE.format(best="Bold").replace("*", "\\*")
+    return "\n".join([f"**Table {table.number}.** {table.title}", "", *map(markdown_row, lines), "", note, ""])
+
+
+def markdown_row(texts: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(texts)} |"
+
+
+def csv(table: Table) -> str:
+    """One line for each number of the paper, everything spelled out."""
+    content = io.StringIO()
+    rows = comma_separated.writer(content, lineterminator="\n")
+    rows.writerow(_FIELDS)
+    for value in table.values:
+        cell = value.cell
+        words = [cell.name, *(of(cell.name) for of in (names.network, names.dataset, names.method))]
+        published = [f"{cell.published_percent:.2f}", int(cell.starred), int(value.published_is_best)]
+        ours = [_digits(value.mean), value.n, _digits(value.spread), _digits(value.difference), int(value.ours_is_best)]
+        rows.writerow([table.number, *words, *published, *ours])
+    return content.getvalue()
+
+
+def latex(table: Table) -> str:
+    """As the paper sets it, for the packages booktabs, multirow and xcolor."""
+    columns = "ll" + "cc" * len(table.columns)
+    heads = [f"\\multicolumn{{2}}{{c}}{{\\bf {_in_latex(name)}}}" for name in table.columns]
+    lines = [
+        "% needs \\usepackage{booktabs, multirow, xcolor}",
+        "\\begin{table*}[t]",
+        "\\centering\\small",
+        f"\\begin{{tabular}}{{{columns}}}",
+        "\\toprule",
+        " & ".join(["", "\\bf Method", *heads]) + " \\\\",
+        " & ".join(["", "", *(_WHOSE * len(table.columns))]) + " \\\\",
+    ]
+    for group in table.groups:
+        lines.append("\\midrule")
+        for k, row in enumerate(group.rows):
+            network = f"\\multirow{{{len(group.rows)}}}{{*}}{{{_in_latex(group.network)}}}" if k == 0 else ""
+            shown = [_in_blue(text) if row.is_the_papers else text for text in _shown(row, _LATEX)]
+            lines.append(" & ".join([network, _in_latex(row.method), *shown]) + " \\\\")
+    caption = f"{table.title}. {_NOTE.format(best='Bold')}"
+    lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{_in_latex(caption)}}}", "\\end{table*}"]
+    return "\n".join(lines).replace("–", "--") + "\n"
+
+
+FORMATS = {"terminal": terminal, "markdown": markdown, "csv": csv, "latex": latex}
+
+
+def _shown(row: Row, marks: _Marks) -> list[str]:
+    """Two texts a column: the paper's and ours."""
+    return [text for value in row.values for text in (_published(value, marks), _ours(value, marks))]
+
+
+def _published(value: Value | None, marks: _Marks) -> str:
+    if value is None:
+        return UNMEASURED
+    text = value.published.replace("*", marks.star)
+    return marks.best.format(text) if value.published_is_best else text
+
+
+def _ours(value: Value | None, marks: _Marks) -> str:
+    """Nothing where the paper has no such number either."""
+    if value is None or value.mean is None:
+        return UNMEASURED if value else ""
+    text = f"{value.mean:.2f}"
+    mean = marks.best.format(text) if value.ours_is_best else text
+    spread = "" if value.spread is None else marks.spread.format(value.spread)
+    return f"{mean}{spread} {marks.evidence.format(n=value.n, difference=value.difference)}"
+
+
+def _digits(number: float | None) -> str:
+    return "" if number is None else f"{number:.4f}"
+
+
+def _in_latex(text: str) -> str:
+    """Words of ours: `(α₀ = 0.1)` is a formula, % is a character."""
+    formula = re.sub(r"\((\S+) = (\S+)\)", r"($\1=\2$)", text.replace("%", "\\%"))
+    return formula.replace("α₀", "\\alpha_0").replace("±", "$\\pm$").replace("; *", "; $^*$")
+
+
+def _in_blue(text: str) -> str:
+    return f"\\textcolor{{blue}}{{{text}}}" if text.strip("–") else text

@@ -1,0 +1,36 @@
+"use strict";
+{
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const find = (id) => document.getElementById(id);
+  const cards = [...document.querySelectorAll("[data-example]")];
+  const bars = [...document.querySelectorAll("[data-m]")];
+
+  const showExample = (card, members, column) => {
+    const example = data.examples[Number(card.dataset.example)];
+    const used = Math.min(members, example.asked[column]);
+    const [name, probability, right] = example.says[used - 1];
+    card.querySelector("[data-used]").textContent = used;
+    card.querySelector("[data-says]").textContent = name;
+    card.querySelector("[data-sure]").textContent = probability;
+    card.querySelector("[data-mark]").textContent = right ? "✓ right" : "✗ wrong";
+    card.querySelector(".says").classList.toggle("right", right);
+    [...card.querySelectorAll("[data-vote]")].forEach((vote, k) => vote.classList.toggle("unasked", k >= used));
+  };
+
+  const show = () => {
+    const members = Number(find("m").value), column = Number(find("sure").value);
+    const threshold = find("sure").dataset.thresholds.split(" ")[column];
+    const stop = threshold === "1.00" ? "never, ask all" : threshold;
+    find("m-shown").textContent = members;
+    find("sure-shown").textContent = stop;
+    find("sure").setAttribute("aria-valuetext", stop);
+    for (const name of ["error", "nll", "used"]) find(name).textContent = data.table[name][members - 1][column];
+    bars.forEach((bar) => bar.classList.toggle("chosen", Number(bar.dataset.m) === members));
+    cards.forEach((card) => showExample(card, members, column));
+  };
+
+  document.documentElement.classList.add("live");
+  find("m").addEventListener("input", show);
+  find("sure").addEventListener("input", show);
+  show();
+}

@@ -1,0 +1,173 @@
+"""The panels of the paper's figures: each draws some cells' measurements on axes, and says whether there were any.
+
+Axes are matplotlib's; a panel that finds nothing draws nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..lab.ledger import Entries, measured, runs_of
+from ..lab.paper import Cell
+from .style import BASELINE, ENSEMBLE, INK, MUTED, SINGLE
+
+Floats = NDArray[np.float64]
+
+_SMALL = 8  # points, of what is written into a panel
+_ORDINALS = ("#440154", "#3b528b", "#21828c", "#3aa365", "#a5b31c")  # as viridis, the first snapshot darkest
+
+
+def losses(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    """Figure 2: training loss by epoch, of the first seed; dashed where a snapshot is taken."""
+    found = [runs[0] for cell in cells if (runs := runs_of(cell, entries)) and any(runs[0].losses.loss)]
+    if not found:
+        return False
+    for run in found:
+        cyclic = run.recipe.method == "snapshot"
+        colour, words = (SINGLE, "cyclic schedule") if cyclic else (BASELINE, "standard schedule")
+        axes.plot(run.losses.epoch, run.losses.loss, color=colour, label=words, zorder=3 if cyclic else 2)
+        for k, epoch in enumerate(run.snapshot_epochs if cyclic else (), 1):
+            axes.axvline(epoch, color=INK, linestyle=(0, (4, 3)), linewidth=0.8, clip_on=False)
+            place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "right", "va": "top"}
+            axes.annotate(f"snapshot {k}", (epoch, 1), (-3, -1), size=_SMALL, color=MUTED, **place)
+    most = max(value for run in found for value in run.losses.loss)
+    axes.set(xlabel="epoch", ylabel="training loss", xlim=(0, found[0].recipe.epochs))
+    axes.set_yscale("log")
+    axes.set_ylim(top=2 * most)  # room for the words
+    axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    return True
+
+
+def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    """Figure 3: the error of the last m snapshots, and the single model's as a line."""
+    snapshot, single = cells
+    runs, baseline = runs_of(snapshot, entries), measured(single, entries)
+    if not (runs or baseline):
+        return False
+    ms = range(1, snapshot.recipe.cycles + 1)
+    for m, height in zip(ms, _mean([run.last_percent for run in runs]), strict=bool(runs)):
+        axes.bar(m, height, width=0.72, color=ENSEMBLE, zorder=2)
+        place = {"textcoords": "offset points", "ha": "center", "va": "bottom", "color": MUTED}
+        axes.annotate(f"{height:.2f}", (m, height), (0, 2), size=_SMALL, **place)
+    for run in runs if len(runs) > 1 else ():
+        axes.plot(ms, run.last_percent, linestyle="", marker="_", color=INK, markersize=7, zorder=3)
+    _level(axes, baseline)
+    values = [*(value for run in runs for value in run.last_percent), *baseline]
+    room = max(max(values) - min(values), 0.02 * max(values), 0.1)
+    axes.set_ylim(max(0, min(values) - 0.6 * room), max(values) + 0.45 * room)
+    axes.set(xlabel="m, snapshots in the ensemble", ylabel="test error, % (axis cut)", xlim=(0.4, len(ms) + 0.6))
+    axes.set_xticks(ms)
+    return True
+
+
+def sizes(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    """Figure 4: the error by training budget, or, where there are single models, by how many models there are."""
+    panel = _by_models if any(cell.recipe.method == "single" for cell in cells) else _by_budget
+    return panel(axes, cells, entries)
+
+
+def _by_budget(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    drawn = False
+    for method, words, colour, marker in (
+        ("snapshot", "Snapshot Ensemble", ENSEMBLE, "o"),
+        ("singlecycle", "SingleCycle Ensemble", SINGLE, "s"),
+    ):
+        of_method = [cell for cell in cells if cell.recipe.method == method]
+        points = {cell.recipe.epochs: found for cell in of_method if (found := measured(cell, entries))}
+        drawn |= _line(axes, points, words, colour, marker)
+    if drawn:
+        epochs = sorted({cell.recipe.epochs for cell in cells})
+        axes.set(xlabel="training budget, epochs", ylabel="test error, %", xlim=(epochs[0] - 15, epochs[-1] + 15))
+        axes.set_xticks(epochs)
+        axes.legend(loc="best")
+    return drawn
+
+
+def _by_models(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    runs = [run for cell in cells if cell.recipe.method == "snapshot" for run in runs_of(cell, entries)]
+    snapshots = dict(enumerate(map(list, zip(*(run.last_percent for run in runs), strict=True)), 1))
+    true = [cell for cell in cells if cell.recipe.method == "single"]
+    models = {cell.seeds: found for cell in true if (found := measured(cell, entries))}
+    drawn = _line(axes, snapshots, "last m snapshots of one run", ENSEMBLE, "o")
+    drawn |= _line(axes, models, "m models, each trained in full", BASELINE, "D")
+    if drawn:
+        most = max(max(cell.seeds for cell in cells), max(cell.recipe.cycles for cell in cells))
+        axes.set(xlabel="m, models in the ensemble", ylabel="test error, %", xlim=(0.7, most + 0.3))
+        axes.set_xticks(range(1, most + 1))
+        axes.legend(loc="best")
+    return drawn
+
+
+def between(axes: Any, cells: Sequence[Cell], entries: Entries, statistics: str) -> bool:
+    """Figure 5: errors between the last snapshot and each earlier one, of the first seed that has them."""
+    found = [run.between for cell in cells for run in runs_of(cell, entries) if run.between]
+    for line in sorted(found[0].lines, key=lambda line: line.snapshot) if found else ():
+        errors = line.interpolated_percent if statistics == "interpolated" else line.estimated_percent
+        colour = _ORDINALS[(line.snapshot - 1) % len(_ORDINALS)]
+        axes.plot(found[0].last_share, errors, color=colour, label=f"snapshot {line.snapshot}")
+    if found:
+        words = {"interpolated": "statistics interpolated", "estimated": "statistics estimated anew"}[statistics]
+        axes.set(xlabel="λ", ylabel=f"test error, %\n({words})", xlim=(0, 1))
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    return bool(found)
+
+
+def correlation(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    """Figure 6: the correlation of every two snapshots' softmax, of the first seed."""
+    runs = [run for cell in cells for run in runs_of(cell, entries)]
+    if not runs:
+        return False
+    matrix = np.array(runs[0].correlation)
+    axes.grid(visible=False)
+    axes.imshow(matrix, cmap="Blues", vmin=0.5, vmax=1.1)  # one scale for all runs, and white is legible on 1
+    for (row, column), value in np.ndenumerate(matrix):
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.85 else INK)
+    ticks = range(len(matrix))
+    axes.set_xticks(ticks, [str(k + 1) for k in ticks])
+    axes.set_yticks(ticks, [str(k + 1) for k in ticks])
+    axes.tick_params(length=0)
+    axes.set(xlabel="snapshot", ylabel="snapshot")
+    return True
+
+
+def over_time(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    """The supplement: each snapshot alone, the first m together, and the single model."""
+    snapshot, single = cells
+    runs, baseline = runs_of(snapshot, entries), measured(single, entries)
+    if not (runs or baseline):
+        return False
+    ms = range(1, snapshot.recipe.cycles + 1)
+    if runs:
+        axes.plot(ms, _mean([run.snapshot_percent for run in runs]), "o-", color=SINGLE, label="each snapshot alone")
+        axes.plot(ms, _mean([run.first_percent for run in runs]), "s-", color=ENSEMBLE, label="the first m together")
+    _level(axes, baseline)
+    axes.set(xlabel="m, snapshots so far", ylabel="test error, %", xlim=(0.8, len(ms) + 0.2))
+    axes.set_xticks(ms)
+    return True
+
+
+def _line(axes: Any, points: dict[int, list[float]], words: str, colour: str, marker: str) -> bool:
+    """The mean of each list, and the single values where there are several."""
+    if points:
+        xs = sorted(points)
+        axes.plot(xs, [np.mean(points[x]) for x in xs], color=colour, marker=marker, label=words)
+    for x, values in points.items():
+        if len(values) > 1:
+            axes.plot([x] * len(values), values, linestyle="", marker="_", color=colour, markersize=7)
+    return bool(points)
+
+
+def _level(axes: Any, errors: Sequence[float]) -> None:
+    """The single model's error, labelled where it stands."""
+    if errors:
+        level = float(np.mean(errors))
+        axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
+        place = {"xycoords": ("axes fraction", "data"), "color": BASELINE, "ha": "right", "va": "bottom"}
+        axes.annotate(f"single {level:.2f}", (1, level), (0, 2), textcoords="offset points", size=_SMALL, **place)
+
+
+def _mean(series: Sequence[tuple[float, ...]]) -> list[float]:
+    return [float(np.mean(values)) for values in zip(*series, strict=True)]

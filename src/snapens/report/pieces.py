@@ -1,0 +1,152 @@
+"""The pieces of a report as files of their own: charts as images, tables as CSV or JSON."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import StoreError
+from ..lab.recipe import unknown
+from ..lab.runs import Run
+from ..storage import durable, jsonfile
+from . import charts
+from .account import Account, Score
+from .exits import THRESHOLDS
+from .summary import Summary, summarise
+
+Format = Literal["png", "svg", "csv", "json"]
+Row = dict[str, Any]
+_FORMATS = ("png", "svg", "csv", "json")
+
+
+def pieces(runs: Sequence[Run], folder: Path, format: Format) -> list[Path]:
+    """Write each chart (png, svg) or each table (csv, json) of some runs; the paths of the files."""
+    if format not in _FORMATS:
+        raise unknown("format", format, _FORMATS)
+    summary, written = summarise(runs), []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in _contents(summary, format):
+            durable.publish(folder / f"{name}.{format}", [content])
+            written.append(folder / f"{name}.{format}")
+    except OSError as error:
+        raise StoreError(f"folder must be one that can be written, got {folder} ({error}): choose another") from error
+    return written
+
+
+def tables(summary: Summary) -> dict[str, list[Row]]:
+    """Every table of a report, by name; rows of one table have the same keys."""
+    details = summary.details
+    return {
+        "answer": list(_answer(summary)),
+        "verdict": [vars(finding) for finding in summary.findings],
+        "runs": [_run(account) for account in summary.accounts],
+        "methods": list(_methods(summary)),
+        "training": list(_training(summary.focus)),
+        "snapshots": list(_snapshots(summary.focus)),
+        "exits": list(_exits(summary)),
+        "correlation": list(_pairs("correlation", details.correlation)),
+        "disagreement": list(_pairs("disagreement", details.disagreement)),
+        "lines": list(_lines(summary)),
+        "reliability": [
+            {"predictor": predictor, **vars(found)}
+            for predictor, bins in (("last", details.reliability_last), ("ensemble", details.reliability_ensemble))
+            for found in bins
+        ],
+        "examples": list(_examples(summary)),
+        "classes": [{**vars(found), "change": found.change} for found in (*details.gaining, *details.losing)],
+    }
+
+
+def _contents(summary: Summary, form: Format) -> Iterator[tuple[str, bytes]]:
+    if form in ("png", "svg"):
+        for name, chart in charts.draw(summary).items():
+            yield name, chart.png() if form == "png" else chart.svg()
+        return
+    for name, rows in tables(summary).items():
+        if rows:
+            yield name, jsonfile.dumps(rows) if form == "json" else _csv(rows)
+
+
+def _csv(rows: list[Row]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def _answer(summary: Summary) -> Iterator[Row]:
+    focus, baseline = summary.focus, summary.baseline
+    found: list[tuple[str, Account, Score, int]] = [
+        ("last snapshot", focus, focus.single, 1),
+        ("ensemble", focus, focus.ensemble, len(focus.members)),
+    ]
+    if baseline is not None:
+        found.insert(0, ("standard schedule", baseline, baseline.single, 1))
+    for what, account, score, passes in found:
+        seconds, device = account.trace.seconds, account.trace.device
+        cost = {"training_seconds": seconds, "device": device, "forward_passes": passes}
+        yield {"predictor": what, "run": account.name, **vars(score), **cost}
+
+
+def _run(account: Account) -> Row:
+    return {
+        "run": account.name,
+        "method": account.recipe.method,
+        "seed": account.recipe.seed,
+        "error_last": account.single.error,
+        **{f"{name}_ensemble": value for name, value in vars(account.ensemble).items()},
+        "training_seconds": account.trace.seconds,
+    }
+
+
+def _methods(summary: Summary) -> Iterator[Row]:
+    for method in summary.methods:
+        row: Row = {"method": method.name, "runs": method.runs}
+        for name in ("last", "ensemble", "nll", "ece", "seconds"):
+            spread = getattr(method, name)
+            row |= {f"{name}_mean": spread and spread.mean, f"{name}_deviation": spread and spread.deviation}
+        yield row
+
+
+def _training(account: Account) -> Iterator[Row]:
+    trace = account.trace
+    for step, epoch, rate, loss in zip(trace.steps, trace.epochs, trace.rates, trace.losses, strict=True):
+        yield {"step": step, "epoch": epoch, "lr": rate, "loss": loss}
+
+
+def _snapshots(account: Account) -> Iterator[Row]:
+    for k, step in enumerate(account.steps):
+        alone = {f"{name}_alone": value for name, value in vars(account.members[k]).items()}
+        together = {"error_first_k": account.first[k].error, "error_last_k": account.last[k].error}
+        yield {"k": k + 1, "step": step, "epoch": account.minima[k], **alone, **together}
+
+
+def _exits(summary: Summary) -> Iterator[Row]:
+    exits = summary.details.exits
+    for m, (errors, nlls, used) in enumerate(zip(exits.error, exits.nll, exits.used, strict=True), 1):
+        for threshold, *found in zip(THRESHOLDS, errors.tolist(), nlls.tolist(), used.tolist(), strict=True):
+            yield {"m": m, "confidence": threshold, **dict(zip(("error", "nll", "members_asked"), found, strict=True))}
+
+
+def _pairs(name: str, values: Any) -> Iterator[Row]:
+    for first, row in enumerate(values.tolist(), 1):
+        for second, value in enumerate(row, 1):
+            yield {"snapshot": first, "other": second, name: value}
+
+
+def _lines(summary: Summary) -> Iterator[Row]:
+    for line in summary.details.lines:
+        for mixing, interpolated, estimated in zip(line.mixing, line.interpolated, line.estimated, strict=True):
+            yield {"step": line.step, "lambda": mixing, "interpolated": interpolated, "estimated": estimated}
+
+
+def _examples(summary: Summary) -> Iterator[Row]:
+    members = len(summary.focus.members)
+    for example in summary.details.examples:
+        row: Row = {"test_image": example.index, "truth": example.truth}
+        for k, vote in enumerate(example.votes):
+            row |= {f"snapshot_{members - k}": vote.name, f"snapshot_{members - k}_probability": vote.probability}
+        yield row | {"ensemble": example.says[-1].name, "ensemble_probability": example.says[-1].probability}

@@ -1,0 +1,60 @@
+"""The README's table of results: what was measured, beside what the paper prints, with n and hardware."""
+
+import html
+
+from ..errors import ArgumentError
+from ..lab import paper
+from ..lab.ledger import Entries, measured, origins
+from . import names
+from .formats import markdown_row
+from .tables import Value
+
+BEGIN = "<!-- results: begin (made from the ledger; do not edit) -->"
+END = "<!-- results: end -->"
+
+
+def readme_table(entries: Entries) -> str:
+    """The block for the README, markers included: one line for each published number that we measured."""
+    rows = [
+        ["network", "data", "method", "paper, %", "ours, %", "difference, points", "n", "hardware"],
+        ["---", "---", "---", "---:", "---:", "---:", "---:", "---"],
+    ]
+    for cell in sorted(paper.cells(), key=_network_and_dataset):
+        value = Value(cell, tuple(measured(cell, entries)))
+        if value.difference is not None:
+            rows.append(_row(value, sorted({origin.device for origin in origins(cell, entries)})))
+    body = [markdown_row(row) for row in rows] if len(rows) > 2 else ["Nothing has been measured yet."]
+    return "\n".join([BEGIN, "", *body, "", END])
+
+
+def update(readme_text: str, entries: Entries) -> str:
+    """The README with its block made anew."""
+    begin, end = readme_text.find(BEGIN), readme_text.find(END)
+    if not (readme_text.count(BEGIN) == readme_text.count(END) == 1 and begin < end):
+        raise ArgumentError(f"readme_text must hold the lines {BEGIN} and {END}, in this order and once each: add them")
+    return readme_text[:begin] + readme_table(entries) + readme_text[end + len(END) :]
+
+
+def _network_and_dataset(cell: paper.Cell) -> tuple[int, int]:
+    network, dataset = cell.name.split("-")[:2]
+    return list(names.NETWORKS).index(network), list(names.DATASETS).index(dataset)
+
+
+def _row(value: Value, hardware: list[str]) -> list[str]:
+    name = value.cell.name
+    spread = "" if value.spread is None else f" ± {value.spread:.2f}"
+    return [
+        names.network(name),
+        names.dataset(name),
+        names.method(name),
+        value.published.replace("*", "\\*"),
+        f"{value.mean:.2f}{spread}",
+        f"{value.difference:+.2f}",
+        str(value.n),
+        ", ".join(map(_escaped, hardware)),
+    ]
+
+
+def _escaped(words: str) -> str:
+    """As itself in a cell of a Markdown table, whatever the characters."""
+    return "".join(f"&#{ord(mark)};" if mark in "|\\`*_[]~:" else mark for mark in html.escape(words))

@@ -1,0 +1,84 @@
+"""Summary: every number of a report, as plain data, from run folders alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError, MismatchError
+from ..lab.runs import Run
+from .account import Account
+from .comparison import Method, compare
+from .details import Details
+from .evidence import Difference
+from .verdict import Finding, basis, verdict
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run in all detail, a baseline for it if there is one, and all runs side by side."""
+
+    focus: Account
+    """The first run that is an ensemble; the first of all where none is."""
+    details: Details
+    baseline: Account | None
+    """A run on the standard schedule: the one that is most like the focus."""
+    accounts: tuple[Account, ...]
+    methods: tuple[Method, ...]
+    findings: tuple[Finding, ...]
+    basis: str
+
+    @property
+    def over_last(self) -> Difference:
+        """The ensemble's error less the last snapshot's."""
+        return Difference.of(self.focus.wrong[1], self.focus.wrong[0])
+
+    @property
+    def over_baseline(self) -> Difference | None:
+        """The ensemble's error less that of the baseline's last snapshot."""
+        return None if self.baseline is None else Difference.of(self.focus.wrong[1], self.baseline.wrong[0])
+
+
+def summarise(runs: Sequence[Run]) -> Summary:
+    """Read each run once; they must have been tested on the same images."""
+    if not runs:
+        raise ArgumentError("runs must name at least one run folder, got none")
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise ArgumentError(f"runs must be different folders, got {', '.join(str(run.path) for run in runs)}")
+    chosen = next((k for k, run in enumerate(runs) if run.recipe.method != "single"), 0)
+    order = [chosen, *(k for k in range(len(runs)) if k != chosen)]  # one run's outputs in memory at a time
+    found: dict[int, Account] = {}
+    for k in order:
+        outputs = runs[k].outputs()
+        if k == chosen:
+            labels = outputs.labels
+        _require_same(labels, outputs.labels, runs[chosen], runs[k])
+        found[k] = Account.of(runs[k], outputs)
+        if k == chosen:
+            details = Details.of(runs[k], found[k], outputs)
+    accounts = tuple(found[k] for k in range(len(runs)))
+    return Summary(
+        found[chosen],
+        details,
+        _baseline(found[chosen], accounts),
+        accounts,
+        tuple(compare(accounts)),
+        tuple(verdict(details.evidence)),
+        basis(details.evidence),
+    )
+
+
+def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
+    if focus.recipe.method == "single":
+        return None
+    singles = [account for account in accounts if account.recipe.method == "single"]
+    return min(singles, key=lambda single: len(single.recipe.differences(focus.recipe)), default=None)
+
+
+def _require_same(labels: NDArray[np.int64], other: NDArray[np.int64], run: Run, another: Run) -> None:
+    if not np.array_equal(labels, other):
+        raise MismatchError(
+            f"runs must have been tested on the same images to stand side by side, but the test labels of {run.path} "
+            f"({len(labels)}) and {another.path} ({len(other)}) differ: report on them one at a time"
+        )

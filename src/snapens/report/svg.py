@@ -1,0 +1,98 @@
+"""Charts as SVG inside a page: themed by its style sheet, told in words to those who cannot see them."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from . import style
+
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_REFERENCE = re.compile(r"#([\w.-]+)")
+_PLACES = {"fill": "f", "stroke": "s"}
+_REFERRING = ("href", "clip-path")
+_LEFT_TO_THE_PAGE = ("font-family",)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn figure, its title, and in a sentence what it shows."""
+
+    name: str
+    figure: Any
+    title: str
+    description: str
+
+    def svg(self) -> bytes:
+        """A file of its own."""
+        return style.saved(self.figure, "svg", self.name)
+
+    def png(self) -> bytes:
+        """A file of its own."""
+        return style.saved(self.figure, "png", self.name)
+
+    def inline(self) -> str:
+        """An `<svg>` element for a page.
+
+        A strict policy forbids style attributes, so they become attributes of SVG's own; a colour of
+        `style.COLOURS` also becomes a class, through which the page's theme has the last word.
+        """
+        ElementTree.register_namespace("", _SVG)
+        root = ElementTree.fromstring(self.svg())
+        for element in root.iter():
+            for child in list(element):
+                if child.tag in (f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"):
+                    element.remove(child)
+            _without_style(element)
+        _rename(root, self.name)
+        self._name(root)
+        text = ElementTree.tostring(root, encoding="unicode").replace(f' xmlns="{_SVG}"', "", 1)  # HTML knows it
+        return re.sub(r"\s*\n\s*", " ", text)
+
+    def _name(self, root: ElementTree.Element) -> None:
+        for attribute in ("width", "height", "version"):
+            root.attrib.pop(attribute, None)
+        root.set("class", "chart")
+        root.set("role", "img")
+        root.set("aria-labelledby", f"{self.name}-title {self.name}-description")
+        for place, (kind, text) in enumerate((("title", self.title), ("desc", self.description))):
+            element = ElementTree.Element(f"{{{_SVG}}}{kind}")
+            element.set("id", f"{self.name}-{'title' if kind == 'title' else 'description'}")
+            element.text = text
+            root.insert(place, element)
+
+
+def _without_style(element: ElementTree.Element) -> None:
+    classes = []
+    for declaration in element.attrib.pop("style", "").split(";"):
+        key, _, value = (part.strip() for part in declaration.partition(":"))
+        if not key or key in _LEFT_TO_THE_PAGE:
+            continue
+        element.set(key, value)
+        if key in _PLACES and value in style.COLOURS:
+            classes.append(f"{_PLACES[key]}-{style.COLOURS[value]}")
+    if classes:
+        element.set("class", " ".join(classes))
+
+
+def _rename(root: ElementTree.Element, name: str) -> None:
+    """Names that something refers to become this chart's own; all others go, but for marks that a script looks for."""
+    for element in root.iter():
+        if (target := element.attrib.pop(f"{{{_XLINK}}}href", None)) is not None:
+            element.set("href", target)
+    used = {
+        found
+        for element in root.iter()
+        for key, value in element.attrib.items()
+        if key in _REFERRING
+        for found in _REFERENCE.findall(value)
+    }
+    for element in root.iter():
+        identity = element.attrib.pop("id", "")
+        if identity in used:
+            element.set("id", f"{name}-{identity}")
+        elif identity.startswith("m="):
+            element.set("data-m", identity.removeprefix("m="))
+        for key in _REFERRING:
+            if key in element.attrib:
+                element.set(key, _REFERENCE.sub(rf"#{name}-\1", element.attrib[key]))

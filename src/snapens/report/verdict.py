@@ -1,0 +1,162 @@
+"""The verdict: from evidence to sentences, each with its reasons. Every threshold stands here, with why."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .evidence import Evidence
+
+NOISE = 2.0
+"""Standard errors that a difference must exceed to count: about one false alarm in forty."""
+STILL_IMPROVING = 0.05
+"""A share of its error that the last cycle takes off: below it, longer cycles would hardly change the last snapshot."""
+SAME_ANSWERS = 0.985
+"""A correlation with the last snapshot: after the last drop of a standard schedule it is 0.99 and more (the demo's
+NoCycle runs), between neighbours of a cyclic run 0.98 and less."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know about a run: in short, with its reasons, and what to do about it if anything."""
+
+    kind: Literal["good", "note", "warning"]
+    says: str
+    because: str
+
+
+def verdict(evidence: Evidence) -> list[Finding]:
+    """What the numbers amount to; rules without a finding say nothing."""
+    rules = (_gain, _enough, _hurtful, _short, _alike, _valley)
+    return [finding for rule in rules if (finding := rule(evidence)) is not None]
+
+
+def basis(evidence: Evidence) -> str:
+    """What the findings rest on, and so what they may be used for."""
+    if evidence.part == "held_out":
+        return (
+            f"From {evidence.examples:,} training images that were held out: what is chosen here may be reported on "
+            "the test set."
+        )
+    return (
+        f"A description of the {evidence.examples:,} test images, not a choice: no images were held out. To choose m "
+        "or the number of cycles, train with --held-out N and ask again."
+    )
+
+
+def _gain(evidence: Evidence) -> Finding | None:
+    """Does the ensemble pay at all: all members against the last alone."""
+    members, gain = len(evidence.member_errors), evidence.gain
+    if members == 1:
+        return Finding("note", "There is one snapshot: nothing to average.", "Train with more cycles, or wait.")
+    found = f"{_percent(evidence.member_errors[-1])} against {_percent(evidence.ensemble_errors[-1])}"
+    told = f"The last snapshot against all {members}: {found}, a difference of {_points(gain.value)}"
+    because = f"{told} with a paired standard error of {_points(gain.standard_error, signed=False)}."
+    if gain.exceeds(NOISE):
+        return Finding("good", "The ensemble is better than its last snapshot, beyond noise.", because)
+    if gain.value < -NOISE * gain.standard_error:
+        return Finding("warning", "The ensemble is worse than its last snapshot.", because)
+    return Finding("note", "The ensemble is no better than its last snapshot, as far as these images tell.", because)
+
+
+def _enough(evidence: Evidence) -> Finding | None:
+    """The smallest m within one paired standard error of the best."""
+    members = len(evidence.over_best)
+    if members == 1:
+        return None
+    best = min(range(members), key=lambda k: evidence.ensemble_errors[k])
+    enough = next(k for k, difference in enumerate(evidence.over_best) if difference.value <= difference.standard_error)
+    said = f"{_percent(evidence.ensemble_errors[enough])} with the last {enough + 1}"
+    if enough == best:
+        because = f"{said} is the best, and every smaller m is worse by more than one paired standard error."
+        if enough == members - 1:
+            return Finding("note", f"It takes all {members}.", because)
+    else:
+        because = (
+            f"{said}, {_percent(evidence.ensemble_errors[best])} with the best m = {best + 1}: within one paired "
+            f"standard error ({_points(evidence.over_best[enough].standard_error, signed=False)})."
+        )
+    return Finding("note", f"m = {enough + 1} of {members} is enough.", because)
+
+
+def _hurtful(evidence: Evidence) -> Finding | None:
+    """Early snapshots that hurt: some smaller m beats all together beyond noise."""
+    better = [k for k, difference in enumerate(evidence.over_fewer) if difference.exceeds(NOISE)]
+    if not better:
+        return None
+    best = min(better, key=lambda k: evidence.ensemble_errors[k])
+    gain, members = evidence.over_fewer[best], len(evidence.over_fewer)
+    early = "the first snapshot hurts" if members - best == 2 else f"the first {members - best - 1} snapshots hurt"
+    because = (
+        f"The last {best + 1} together err on {_percent(evidence.ensemble_errors[best])}, all {members} on "
+        f"{_percent(evidence.ensemble_errors[-1])}: {_points(gain.value)}, with a paired standard error of "
+        f"{_points(gain.standard_error, signed=False)}. Leave them out, or give them longer cycles."
+    )
+    return Finding("warning", f"{early[0].upper()}{early[1:]} the ensemble.", because)
+
+
+def _short(evidence: Evidence) -> Finding | None:
+    """Cycles too short: the last one still took off a large share of the error. Not for cycles that begin fresh."""
+    progress = evidence.progress
+    if progress is None or not evidence.warm_cycles:
+        return None
+    before, after = evidence.member_errors[-2:]
+    if not progress.exceeds(NOISE) or progress.value < STILL_IMPROVING * before:
+        return None
+    because = (
+        f"The last cycle took the error of one snapshot from {_percent(before)} to {_percent(after)}, a "
+        f"{progress.value / before:.0%} share (standard error {_points(progress.standard_error, signed=False)})"
+    )
+    if len(evidence.losses) > 1 and evidence.losses[-1] < evidence.losses[-2]:
+        because += f", and the training loss at the minimum from {evidence.losses[-2]:.3g} to {evidence.losses[-1]:.3g}"
+    advice = "Take fewer cycles, or more epochs: snapshots that have not converged make a weaker ensemble."
+    return Finding("warning", "The cycles are too short: snapshots were still improving.", f"{because}. {advice}")
+
+
+def _alike(evidence: Evidence) -> Finding | None:
+    """Snapshots whose answers are nearly the last one's: they add little."""
+    alike = [k for k, value in enumerate(evidence.correlations, 1) if value >= SAME_ANSWERS]
+    if not alike:
+        return None
+    least = min(evidence.correlations[k - 1] for k in alike)
+    flat = [k for k in alike if evidence.bumps.get(k, 1.0) <= NOISE * evidence.test_noise]
+    because = f"Their softmax outputs correlate by {least:.3f} or more with the last one's"
+    if flat:
+        because += f", and on the line from {_listed(flat)} to the last one the error has no bump: one minimum"
+    advice = "Restarts at a higher learning rate, or longer cycles, take the weights further."
+    return Finding("warning", f"{_snapshots(alike)} nearly the last one again.", f"{because}. {advice}")
+
+
+def _valley(evidence: Evidence) -> Finding | None:
+    """Snapshots joined to the last one by a line without a bump, though their answers differ."""
+    joined = [
+        k
+        for k, bump in sorted(evidence.bumps.items())
+        if bump <= NOISE * evidence.test_noise and evidence.correlations[k - 1] < SAME_ANSWERS
+    ]
+    if not joined:
+        return None
+    because = (
+        "With BatchNorm's statistics estimated anew, the test error on the straight line to the last snapshot never "
+        f"rises more than {_points(NOISE * evidence.test_noise, signed=False)} (noise) above both its ends. Their "
+        "answers differ all the same, which is what the ensemble uses; an average of the weights may do well too."
+    )
+    return Finding("note", f"{_snapshots(joined)} in one valley with the last one.", because)
+
+
+def _snapshots(members: list[int]) -> str:
+    """The subject of a sentence, and its verb."""
+    if len(members) == 1:
+        return f"Snapshot {members[0]} is"
+    return f"Snapshots {_listed(members)} are"
+
+
+def _listed(members: list[int]) -> str:
+    *some, last = map(str, members)
+    return f"{', '.join(some)} and {last}" if some else last
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.2f} %"
+
+
+def _points(difference: float, signed: bool = True) -> str:
+    return f"{100 * difference:{'+' if signed else ''}.2f} points".replace("-", "−")

@@ -1,0 +1,64 @@
+"""Recording runs, and the paper's tables and figures, as a user asks for them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from snapens.cli import main
+from snapens.lab import paper
+from snapens.lab.engine import prepare, train
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """A folder with a finished run of a cell, and the cell, of 40 images and two snapshots."""
+    monkeypatch.chdir(tmp_path)
+    cell = paper.Cell("wrn32-cifar100-snapshot-0.2", tiny.recipe(), "table 1", "ensemble", 21.56)
+    monkeypatch.setattr(paper, "_cells", lambda: {cell.name: cell})
+    monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
+    monkeypatch.setattr(paper, "IMAGES", {"tiny": 40})
+    trainings = prepare([(tiny.recipe(seed=3), tmp_path / "run")], tiny.load, torch.device("cpu"))
+    train(trainings)
+    return trainings[0].run
+
+
+def test_a_finished_run_enters_the_ledger_and_the_list_shows_it(recorded, capsys):
+    assert main(["paper", "record", "run", "--commit", "3f2a"]) == 0
+    [path] = Path("results").glob("*.json")
+    assert capsys.readouterr().out == f"{path}\n"
+    assert json.loads(path.read_text())["origin"]["commit"] == "3f2a"
+    assert main(["paper", "list"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("wrn32"))
+    assert line.split()[1:6] == ["table", "1", "21.56", f"{100 * recorded.outputs().ensemble_errors[-1]:.2f}", "1"]
+
+
+def test_a_run_that_is_no_cells_is_refused(recorded, tmp_path, capsys):
+    train(prepare([(replace(tiny.recipe(), lr=0.3), tmp_path / "other")], tiny.load, torch.device("cpu")))
+    assert main(["paper", "record", "other", "--commit", "3f2a"]) == 2
+    assert "snapens: " in capsys.readouterr().err
+    assert not list(Path("results").glob("*.json"))
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3"])
+@pytest.mark.parametrize(
+    ("style", "mark"), [("terminal", "Table"), ("markdown", "|"), ("csv", ","), ("latex", r"\toprule")]
+)
+def test_every_table_is_printed_in_every_format(tmp_path, monkeypatch, capsys, number, style, mark):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "table", number, "--format", style]) == 0
+    assert mark in capsys.readouterr().out
+
+
+def test_a_figure_is_written_as_its_name_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "figure", "6"]) == 0
+    assert capsys.readouterr().out == "figure-6.svg\n"
+    assert Path("figure-6.svg").read_bytes().startswith(b"<?xml")
+    assert main(["paper", "figure", "6", "--out", "six.png"]) == 0
+    assert Path("six.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["paper", "figure", "6", "--out", "six.pdf"]) == 2
+    assert "out must end in .svg or .png, got six.pdf" in capsys.readouterr().err

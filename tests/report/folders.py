@@ -1,0 +1,63 @@
+"""Run folders made up in a moment, with members of any number and quality."""
+
+import numpy as np
+import torch
+
+from snapens.lab.recipe import Recipe
+from snapens.lab.runs import Run
+
+CLASSES = ("ant", "bee", "cow", "dog")
+IMAGES = 64
+"""Training images that the runs say they had."""
+
+
+def recipe(members=3, **changes):
+    return Recipe(network="small", dataset="glyphs", epochs=4 * members, cycles=members, batch=8, **changes)
+
+
+def log_probabilities(labels, members, classes, seed=0, skill=2.0, apart=1.0):
+    """(members, examples, classes): each member sees the same evidence and some noise of its own."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(1, len(labels), classes)) + apart * rng.normal(size=(members, len(labels), classes))
+    logits[:, np.arange(len(labels)), labels] += skill
+    return torch.from_numpy(logits).log_softmax(-1).half()
+
+
+def labels(examples, classes, seed=7):
+    return np.random.default_rng(seed).integers(0, classes, examples)
+
+
+def made(path, *, members=3, examples=40, classes=CLASSES, method="snapshot", held_out=0, **options):
+    """A finished run; options are skill, apart, labels_seed, data, device and fields of a recipe."""
+    labels_seed, data, device = options.pop("labels_seed", 7), options.pop("data", {}), options.pop("device", "CPU")
+    quality = {name: options.pop(name) for name in ("skill", "apart") if name in options}
+    seed = options.setdefault("seed", 0)
+    path.mkdir(parents=True)
+    run, made_of = Run(path), recipe(members, method=method, **options)
+    images = {"images": {"train": {"count": IMAGES, "sha256": "0"}}}
+    run.begin(made_of, {"classes": list(classes), "size": 4, "channels": 1, **images, **data})
+    schedule, snapshots = made_of.schedule(IMAGES), run.snapshots
+    parts = {"test": examples} | ({"held_out": held_out} if held_out else {})
+    known = {part: labels(count, len(classes), labels_seed + k) for k, (part, count) in enumerate(parts.items())}
+    found = {part: log_probabilities(y, members, len(classes), seed, **quality) for part, y in known.items()}
+    snapshots.open_to_write()
+    for k, step in enumerate(schedule.snapshot_steps):
+        run.note("trained", step=step, epoch=step * 8 / IMAGES, lr=schedule(step - 1), loss=1 / (k + 1))
+        run.add_outputs(step, {part: (found[part][k], torch.from_numpy(known[part])) for part in parts})
+        snapshots.commit(step, {"weight": torch.full((3,), float(k))})
+    snapshots.close()
+    run.note("finished", step=schedule.total_steps, seconds=12.5, device=device, torch="2", snapens="0")
+    return run
+
+
+def with_curves(run, bump=0.0):
+    """Add lines between the snapshots, straight but for a bump in the middle."""
+    *earlier, _ = run.snapshots.steps
+    errors = run.outputs().member_errors
+    lines = []
+    for k, step in reversed(list(enumerate(earlier))):
+        straight = [errors[-1] + share * (errors[k] - errors[-1]) for share in (0, 0.5, 1)]
+        straight[1] += bump
+        lines.append({"step": step, "interpolated": straight, "estimated": straight})
+    run.keep_curves({"grid": [0, 0.5, 1], "lines": lines})
+    return run

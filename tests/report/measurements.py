@@ -1,0 +1,81 @@
+"""Entries as if the paper's runs had been trained: numbers near the published ones, made up from the run's name."""
+
+import zlib
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from snapens.lab import paper
+from snapens.lab.entry import Between, Entry, Exit, Joint, Line, Losses, Origin
+
+ORIGIN = Origin("3f2a91c0d4", "NVIDIA H200", "2.11.0", "0.1.0")
+
+
+def entry(recipe, origin=ORIGIN, between=True):
+    rng = np.random.default_rng(zlib.crc32(paper.run_name(recipe).encode()))
+    m, cells = recipe.cycles, [cell for cell in paper.cells() if cell.recipe == replace(recipe, seed=0)]
+    level = next((cell.published_percent for cell in cells if cell.published_percent), 25.0)
+    k = np.arange(m)
+    alone = level * (1.12 + (0.35 if recipe.method == "single" else 0.02) * (m - 1 - k)) + rng.normal(0, 0.1, m)
+    last, first = level * (1 + 0.12 * 0.5**k), level * (1 + 0.15 * 0.6**k)
+    epochs = np.arange(1, min(recipe.epochs, 300) + 1)
+    schedule = recipe.schedule(paper.images(recipe))
+    factor = np.array([schedule(int(schedule.total_steps * (e - 0.5) / recipe.epochs)) for e in epochs])
+    loss = 0.002 + 0.35 * factor**0.9 * np.exp(rng.normal(0, 0.06, len(epochs))) + 1.2 * np.exp(-epochs / 6)
+    apart = np.abs(k[:, None] - k[None])
+    return Entry(
+        recipe=recipe,
+        origin=origin,
+        seconds=4000.5,
+        images_per_second=3750.0,
+        test_images=10_000,
+        snapshot_epochs=tuple(float(e) for e in recipe.epochs * (k + 1) / m),
+        snapshot_percent=series(alone),
+        last_percent=series(last),
+        first_percent=series(first),
+        last_nll=series(last / 25),
+        last_ece=series(last / 400),
+        correlation=tuple(series(row) for row in 1 - 0.06 * apart**0.5),
+        disagreement=tuple(series(row) for row in 0.1 * apart**0.5),
+        early_exit=(Exit(0.9, level, 2.5),),
+        losses=Losses(series(epochs), series(recipe.lr * factor), series(loss)),
+        between=lines(m, level) if between and m > 1 else None,
+    )
+
+
+def lines(m, level):
+    shares = np.arange(10, -1, -1) / 10
+    hump = 4 * shares * (1 - shares)
+    return Between(
+        series(shares),
+        tuple(
+            Line(k, series(level + (90 - level) * hump**0.4 * (m - k) / m), series(level + 8 * hump * (m - k) / m))
+            for k in range(m - 1, 0, -1)
+        ),
+    )
+
+
+def joint(cell, repetition=0, origin=ORIGIN):
+    names = tuple(paper.run_names(cell, repetition))
+    return Joint(
+        cell.name, repetition, names, (origin,) * cell.seeds, 1.5, 10_000, 24.0 - cell.seeds / 2 + repetition / 8
+    )
+
+
+def of_cells(cells, repetitions=1, **options):
+    """The ledger after so many repetitions of some cells."""
+    cells, found = list(cells), []
+    for repetition in range(repetitions):
+        found += [entry(recipe, **options) for recipe in paper.runs(cells, repetition)]
+        found += [joint(cell, repetition) for cell in cells if cell.seeds > 1]
+    return {one.name: one for one in found}
+
+
+@cache
+def everything(repetitions=1):
+    return of_cells(paper.cells(), repetitions)
+
+
+def series(values):
+    return tuple(round(float(value), 5) for value in values)

@@ -1,0 +1,129 @@
+"""Charts show the summary's numbers, and go into a page as SVG that its policy and its theme allow."""
+
+import re
+from xml.etree import ElementTree
+
+import folders
+import numpy as np
+import pytest
+
+from snapens.report import charts, style
+from snapens.report.summary import summarise
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    cycles = folders.with_curves(folders.made(folder / "cycles"), bump=0.1)
+    return summarise([cycles, folders.made(folder / "standard", method="single", seed=1)])
+
+
+@pytest.fixture(scope="module")
+def drawn(summary):
+    return charts.draw(summary)
+
+
+def lines(chart, axes=0):
+    """What each line shows, by its label."""
+    found = {line.get_label(): line for line in chart.figure.axes[axes].lines}
+    return {label: (list(line.get_xdata()), list(line.get_ydata())) for label, line in found.items()}
+
+
+def percent(scores):
+    return [100 * score.error for score in scores]
+
+
+def test_training_shows_rates_losses_and_minima(summary, drawn):
+    focus, baseline = summary.focus, summary.baseline
+    rates = [line for line in drawn["training"].figure.axes[0].lines if len(line.get_xdata()) > 2]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in rates] == [baseline.rates(), focus.rates()]
+    found = lines(drawn["training"], axes=1)
+    assert found["cycles"] == (list(focus.trace.epochs), list(focus.trace.losses))
+    assert found["standard schedule"] == (list(baseline.trace.epochs), list(baseline.trace.losses))
+    marks = [line for line in drawn["training"].figure.axes[1].lines if line.get_label().startswith("_")]
+    assert [line.get_xdata()[0] for line in marks] == list(focus.minima)
+
+
+def test_snapshots_alone_and_growing_from_the_first(summary, drawn):
+    found = lines(drawn["snapshots"])
+    assert found["snapshot alone"] == ([1, 2, 3], percent(summary.focus.members))
+    assert found["ensemble so far"] == ([1, 2, 3], percent(summary.focus.first))
+    assert found["standard schedule"][1] == [100 * summary.baseline.single.error] * 2
+
+
+def test_bars_are_the_last_m(summary, drawn):
+    bars = drawn["last"].figure.axes[0].patches
+    assert [bar.get_y() + bar.get_height() for bar in bars] == pytest.approx(percent(summary.focus.last))
+    texts = [text.get_text() for text in drawn["last"].figure.axes[0].texts]
+    assert texts == [f"{error:.2f}" for error in percent(summary.focus.last)]
+
+
+def test_early_exit_beside_a_fixed_m(summary, drawn):
+    found, exits = lines(drawn["exits"]), summary.details.exits
+    assert found["always the last m"] == ([1, 2, 3], percent(summary.focus.last))
+    assert found["stop when sure"] == (exits.used[-1].tolist(), (100 * exits.error[-1]).tolist())
+
+
+@pytest.mark.parametrize(("name", "scale", "form"), [("correlation", 1, "{:.3f}"), ("disagreement", 100, "{:.1f}")])
+def test_a_matrix_has_a_number_for_each_pair(summary, drawn, name, scale, form):
+    values = scale * getattr(summary.details, name)
+    shown = {text.get_position()[::-1]: text.get_text() for text in drawn[name].figure.axes[0].texts}
+    pairs = [(row, column) for row in range(3) for column in range(3) if row != column]
+    assert shown == {(row + 1, column + 1): form.format(values[row, column]) for row, column in pairs}
+
+
+@pytest.mark.parametrize("name", ["interpolated", "estimated"])
+def test_lines_lead_to_the_last_snapshot(summary, drawn, name):
+    found = [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn[name].figure.axes[0].lines]
+    wanted = [(list(line.mixing), [100 * error for error in getattr(line, name)]) for line in summary.details.lines]
+    assert found == wanted
+    assert [xs[-1] for xs, _ in found] == [1, 1]
+    ends = {round(ys[-1], 9) for _, ys in found}
+    assert ends == {round(100 * summary.focus.single.error, 9)}
+
+
+def test_labels_stay_apart_and_in_order():
+    places = charts._spread([5.0, 1.0, 1.1, 1.05], gap=0.5)
+    assert np.diff([places[1], places[3], places[2], places[0]]).min() >= 0.5 - 1e-12
+    assert charts._spread([1.0, 3.0], gap=0.5) == [1.0, 3.0]
+
+
+def test_reliability_has_both_predictors(summary, drawn):
+    found = lines(drawn["reliability"])
+    for label, bins in (
+        ("last snapshot", summary.details.reliability_last),
+        ("ensemble of 3", summary.details.reliability_ensemble),
+    ):
+        assert found[label] == ([100 * b.confidence for b in bins], [100 * b.accuracy for b in bins])
+
+
+def test_inline_a_chart_is_named_themed_and_free_of_style(drawn):
+    for name, chart in drawn.items():
+        text = chart.inline()
+        root = ElementTree.fromstring(text)
+        assert (root.get("role"), root.get("class")) == ("img", "chart")
+        assert (root[0].tag, root[0].text, root[1].tag, root[1].text) == (
+            "title",
+            chart.title,
+            "desc",
+            chart.description,
+        )
+        assert root.get("aria-labelledby") == f"{root[0].get('id')} {root[1].get('id')}"
+        assert "style" not in text.replace("font-style", "")
+        colours = {e.get(key) for e in root.iter() for key in ("fill", "stroke")} - {None, "none"}
+        assert colours <= style.COLOURS.keys(), name
+        known = {e.get("id") for e in root.iter()} - {None}
+        assert all(identity.startswith(f"{name}-") for identity in known)
+        references = {value for e in root.iter() for key, value in e.items() if key in ("href", "clip-path")}
+        assert {re.fullmatch(r"(?:url\()?#([\w-]+)\)?", found)[1] for found in references} <= known
+    assert {e.get("data-m") for e in ElementTree.fromstring(drawn["last"].inline()).iter()} == {None, "1", "2", "3"}
+
+
+def test_the_users_own_settings_change_nothing(summary, drawn):
+    import matplotlib
+
+    before = drawn["snapshots"].inline()
+    assert drawn["snapshots"].inline() == before
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
+        assert charts.draw(summary)["snapshots"].inline() == before
+        assert matplotlib.rcParams["font.size"] == 30

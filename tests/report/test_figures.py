@@ -1,0 +1,197 @@
+"""Figures 2 to 6 and the supplement's: what is drawn is what the ledger holds, and what is missing says so."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import measurements
+import numpy as np
+import pytest
+
+from snapens.errors import ArgumentError, SnapensError
+from snapens.lab import paper
+from snapens.report import figures
+from snapens.report.figures import figure, png, svg
+
+pytest.importorskip("matplotlib")
+PANELS = {"2": 1, "3": 4, "4": 3, "5": 8, "6": 2, "S": 28}
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return measurements.everything(2)
+
+
+def words(drawn):
+    """All that is written in a figure."""
+    found = ElementTree.fromstring(svg(drawn)).iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(text.itertext()) for text in found]
+
+
+def lines(axes):
+    return {line.get_label(): (np.array(line.get_xdata()), np.array(line.get_ydata())) for line in axes.lines}
+
+
+@pytest.mark.parametrize(("name", "panels"), PANELS.items())
+def test_nothing_measured_gives_frames_that_say_so(name, panels):
+    drawn = figure(name, {})
+    assert len(drawn.axes) == panels
+    assert words(drawn).count("not measured yet") == panels
+    assert png(drawn).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_everything_measured_leaves_no_frame_empty(name, everything):
+    drawn = figure(name, everything)
+    assert "not measured yet" not in words(drawn)
+    assert "commit 3f2a91c, measured on NVIDIA H200" in words(drawn)
+    assert not any("cells" in text for text in words(drawn))
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_each_cell_alone_can_be_drawn(name):
+    every = paper.figure({"S": "supplement"}.get(name, name)).panels.values()
+    for cell in {paper.find(cell) for cells in list(every)[-4:] for cell in cells[-3:]}:
+        network = cell.recipe.network if name == "S" else None
+        drawn = figure(name, measurements.of_cells([cell]), network)
+        assert "commit 3f2a91c, measured on NVIDIA H200" in words(drawn)
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_the_same_ledger_gives_the_same_bytes(name, everything):
+    network = "densenet100" if name == "S" else None
+    first, second = (figure(name, entries, network) for entries in (everything, dict(reversed(everything.items()))))
+    for form in figures.FORMATS.values():
+        assert form(first) == form(second) == form(first)
+    assert b"<dc:date>" not in svg(first)
+
+
+def test_bytes_do_not_depend_on_the_process_or_the_users_settings(tmp_path):
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\nsvg.hashsalt: other\nlines.linewidth: 9\n")
+    code = "import sys; from snapens.report.figures import *; sys.stdout.buffer.write(svg(figure('3', {})))"
+    made = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=tmp_path).stdout
+    assert made == svg(figure("3", {}))
+
+
+def test_figure_2_draws_both_losses_and_a_dashed_line_at_each_snapshot(everything):
+    (axes,) = figure("2", everything).axes
+    cyclic = everything["densenet100-cifar10-snapshot-0.1-seed0"]
+    x, y = lines(axes)["cyclic schedule"]
+    assert (tuple(x), tuple(y)) == (cyclic.losses.epoch, cyclic.losses.loss)
+    assert tuple(lines(axes)["standard schedule"][1]) == everything["densenet100-cifar10-single-seed0"].losses.loss
+    dashed = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
+    assert dashed == [50, 100, 150, 200, 250, 300]
+
+
+def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
+    drawn = figure("3", everything)
+    axes = drawn.axes[3]  # CIFAR-100, 0.2
+    runs = [everything[f"densenet100-cifar100-snapshot-0.2-seed{seed}"] for seed in (0, 1)]
+    heights = [bar.get_height() for bar in axes.patches]
+    assert heights == pytest.approx(np.mean([run.last_percent for run in runs], axis=0))
+    single = [everything[f"densenet100-cifar100-single-seed{seed}"].last_percent[0] for seed in (0, 1)]
+    assert lines(axes)["single model"][1] == pytest.approx(np.mean(single))
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == [
+        f"{data}\nα₀ = {lr}, n = 2" for lr in ("0.1", "0.2") for data in ("CIFAR-10", "CIFAR-100")
+    ]
+    assert axes.get_ylim()[0] < min(heights)
+
+
+def test_figure_4_draws_budgets_and_as_many_models(everything):
+    budget, _, models = figure("4", everything).axes
+    x, y = lines(budget)["Snapshot Ensemble"]
+    assert list(x) == [60, 120, 180, 240, 300]
+    full = [everything[f"densenet40-cifar10-snapshot-0.1-seed{seed}"].last_percent[-1] for seed in (0, 1)]
+    assert y[-1] == pytest.approx(np.mean(full))
+    assert list(lines(budget)["SingleCycle Ensemble"][0]) == [60, 120, 180, 240, 300]
+    x, y = lines(models)["m models, each trained in full"]
+    assert list(x) == [1, 2, 3, 4, 5, 6]
+    assert list(y[1:]) == pytest.approx([24 - seeds / 2 + 1 / 16 for seeds in range(2, 7)])
+    assert list(lines(models)["last m snapshots of one run"][0]) == [1, 2, 3, 4, 5, 6]
+
+
+def test_figure_5_draws_both_statistics_of_every_earlier_snapshot(everything):
+    axes = figure("5", everything).axes
+    found = everything["densenet40-cifar10-snapshot-0.2-seed0"].between
+    for panel, errors in ((axes[0], "interpolated_percent"), (axes[4], "estimated_percent")):
+        assert list(lines(panel)) == [f"snapshot {k}" for k in range(1, 6)]
+        for line in found.lines:
+            x, y = lines(panel)[f"snapshot {line.snapshot}"]
+            assert (tuple(x), tuple(y)) == (found.last_share, getattr(line, errors))
+    assert axes[2].get_title(loc="left").startswith("CIFAR-10\nno cycles")
+
+
+def test_figure_5_without_curves_is_not_measured_though_the_run_is():
+    drawn = figure("5", measurements.of_cells(paper.cells(), between=False))
+    assert words(drawn).count("not measured yet") == 8
+    assert not any("seed" in text for text in words(drawn))
+
+
+def test_figure_6_writes_the_numbers_into_the_squares(everything):
+    axes = figure("6", everything).axes
+    matrix = np.array(everything["densenet100-cifar100-snapshot-0.2-seed0"].correlation)
+    assert np.array_equal(np.array(axes[0].images[0].get_array()), matrix)
+    assert [text.get_text() for text in axes[0].texts] == [f"{value:.2f}" for value in matrix.flat]
+    assert axes[0].images[0].get_clim() == axes[1].images[0].get_clim()
+
+
+def test_the_supplement_draws_snapshots_alone_the_first_together_and_the_single_model(everything):
+    drawn = figure("S", everything)
+    titles = [axes.get_title(loc="left") for axes in drawn.axes]
+    axes = drawn.axes[titles.index("Wide-ResNet-32, SVHN\nα₀ = 0.2, n = 2")]
+    runs = [everything[f"wrn32-svhn-snapshot-0.2-seed{seed}"] for seed in (0, 1)]
+    assert lines(axes)["each snapshot alone"][1] == pytest.approx(np.mean([r.snapshot_percent for r in runs], axis=0))
+    assert lines(axes)["the first m together"][1] == pytest.approx(np.mean([r.first_percent for r in runs], axis=0))
+    assert "single model" in lines(axes)
+
+
+def test_a_panel_says_how_much_of_it_is_there():
+    entries = measurements.of_cells([paper.find("densenet40-cifar10-snapshot-0.1")], 3)
+    titles = [axes.get_title(loc="left") for axes in figure("4", entries).axes]
+    assert titles == ["CIFAR-10\nby epochs, n = 3, 1 of 10 cells", "CIFAR-100\nby epochs", "CIFAR-100\nby models"]
+
+
+def test_another_network_is_drawn_only_when_asked_for_and_is_named():
+    entries = measurements.of_cells(cell for cell in paper.cells() if cell.name.startswith("wrn32"))
+    assert words(figure("3", entries)).count("not measured yet") == 4
+    for name in ("2", "3", "5", "6"):
+        drawn = figure(name, entries, network="wrn32")
+        assert "not measured yet" not in words(drawn)
+        own = "DenseNet-40" if name == "5" else "DenseNet-100"
+        assert drawn.get_suptitle().startswith(f"Figure {name}, Wide-ResNet-32 (in the paper {own}): ")
+    assert len(figure("S", entries, network="wrn32").axes) == 8
+    assert figure("3", {}, network="densenet100").get_suptitle() == figure("3", {}).get_suptitle()
+    assert words(figure("4", entries, network="wrn32")).count("not measured yet") == 0
+
+
+def test_names_are_written_as_they_are(everything):
+    origin = replace(measurements.ORIGIN, device="$x_{$ <b>&amp; \\frac % ]]>", commit="$^$")
+    drawn = figure("3", measurements.of_cells(paper.cells(), origin=origin))
+    assert any("$x_{$ <b>&amp; \\frac % ]]>" in text for text in words(drawn))
+    png(drawn)
+    crowd = [replace(measurements.ORIGIN, device=f"device {k}" * 20, commit=f"commit{k}" * 5) for k in range(5)]
+    runs = [measurements.entry(cell.recipe, made) for cell, made in zip(paper.cells()[:40:8], crowd, strict=True)]
+    assert max(map(len, words(figure("S", {run.name: run for run in runs})))) < 120
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: figure("7", {}), "figure must be a known one, got '7': there are 2, 3, 4, 5, 6, S"),
+        (
+            lambda: figure("3", {}, network="resnet50"),
+            "network must be one of which the paper has cells for figure 3, got",
+        ),
+        (lambda: figure("S", {}, network="vgg"), "got 'vgg': try one of resnet110, wrn32"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(ask, message):
+    with pytest.raises(ArgumentError, match=message):
+        ask()
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it fails
+    with pytest.raises(SnapensError, match=r'matplotlib must be installed .*: pip install "snapens\[report\]"'):
+        figure("3", {})

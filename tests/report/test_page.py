@@ -1,0 +1,137 @@
+"""The page as text: complete, safe, the same each time."""
+
+import re
+from html.parser import HTMLParser
+
+import folders
+import hostile
+import numpy as np
+import pytest
+
+from snapens.errors import MismatchError, SnapensError, StoreError
+from snapens.lab import gallery
+from snapens.lab.runs import Run
+from snapens.report import page
+
+
+class Shape(HTMLParser):
+    """Elements, with the names of their attributes, in order; and all the text that is not a script's."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.values, self.text = [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, sorted(name for name, _ in attributes)))
+        self.values += [value for _, value in attributes if value]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A run with all there can be, and a baseline."""
+    folder = tmp_path_factory.mktemp("runs")
+    run = folders.with_curves(folders.made(folder / "cycles", held_out=30), bump=0.3)
+    gallery.keep(run, np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8))
+    return [folders.made(folder / "standard", method="single", seed=1), run]
+
+
+def test_a_page_answers_first_and_shows_every_part(demo):
+    shape = Shape(page.render(demo))
+    text = re.sub(r"\s+", " ", " ".join(shape.text))
+    errors = [f"{100 * run.outputs().member_errors[-1]:.2f} %" for run in demo]
+    ensemble = f"{100 * demo[1].outputs().ensemble_errors[-1]:.2f} %"
+    first = text.index("The ensemble errs on")
+    assert [text.index(number) > first for number in (*errors, ensemble)] == [True] * 3
+    headings = ["What to make of it", "Runs side by side", "Training, and what", "How many members", "How different"]
+    places = [text.index(heading) for heading in (*headings, "Calibration and classes", "Recipe")]
+    assert places == sorted(places)
+    assert sum(tag == "svg" for tag, _ in shape.elements) == 9
+    assert sum(tag == "img" for tag, _ in shape.elements) == 40
+    assert "From 30 training images that were held out" in text
+
+
+def test_a_page_needs_neither_curves_nor_a_gallery_nor_a_log_nor_a_second_member(tmp_path):
+    bare = folders.made(tmp_path / "bare", members=1)
+    (bare.path / "log.jsonl").unlink()
+    html = page.render([bare])
+    assert "There is one snapshot" in html
+    assert "unfinished, 1 of 1" in html
+    shape = Shape(page.render([folders.made(tmp_path / "two", members=2)]))
+    assert ("img", ["alt", "height", "src", "width"]) not in shape.elements
+    assert any("--curves" in text for text in shape.text)
+
+
+def test_the_same_folders_give_the_same_bytes(demo, tmp_path):
+    assert page.write(demo, tmp_path / "new" / "a.html") == tmp_path / "new" / "a.html"
+    page.write(demo, tmp_path / "b.html")
+    assert (tmp_path / "new" / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_a_page_of_the_size_of_cifar_100_stays_small(tmp_path):
+    classes = [f"class {k}" for k in range(100)]
+    run = folders.made(tmp_path / "run", members=5, examples=2000, classes=classes)
+    gallery.keep(run, np.random.default_rng(0).integers(0, 256, (2000, 32, 32, 3), np.uint8))
+    assert len(page.render([run]).encode()) < 1_000_000  # what grows with the examples is the gallery, and that is full
+
+
+def test_nothing_is_loaded_and_nothing_runs_but_the_pages_own(demo):
+    html = page.render(demo)
+    assert re.findall(r"(?:https?:)?//\w", re.sub(r"data:image/png;base64,[\w+/=]*", "", html)) == []
+    assert "style=" not in html
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
+    assert policy.startswith("default-src &#39;none&#39;; style-src &#39;sha256-")
+    assert "unsafe" not in policy
+    shape = Shape(html)
+    identities = re.findall(r' id="([^"]*)"', html)
+    assert len(identities) == len(set(identities))
+    assert not any(name.startswith("on") for _, names in shape.elements for name in names)
+
+
+def test_hostile_names_stay_text(tmp_path):
+    """A hundred class names and folder names, a network, a data set and a device change no element of the page."""
+
+    def pages(names, folder_names, word):
+        (tmp_path / word).mkdir()
+        runs = []
+        for k, name in enumerate(folder_names):
+            method = "single" if k == 1 else "snapshot"
+            run = folders.made(
+                tmp_path / word / name, classes=names, members=2, examples=60, method=method, device=word
+            )
+            text = (run.path / "recipe.json").read_text()
+            (run.path / "recipe.json").write_text(text.replace('"glyphs"', f'"{word}"').replace('"small"', f'"{word}"'))
+            runs.append(Run(run.path))
+        return page.render(runs)
+
+    calm = Shape(pages([f"class {k}" for k in range(100)], [f"run {k}" for k in range(100)], "calm"))
+    html = pages(hostile.NAMES, hostile.FOLDERS, "<b onclick=hit>")
+    found = Shape(html)
+    assert found.elements == calm.elements
+    assert "\u2028" not in re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1]
+    text = "".join(found.text)
+    assert all(name.encode("utf-8", "replace").decode() in text for name in hostile.FOLDERS)
+
+
+def test_runs_that_were_tested_on_other_images_are_refused(tmp_path):
+    runs = [folders.made(tmp_path / "a"), folders.made(tmp_path / "b", labels_seed=9)]
+    with pytest.raises(MismatchError, match=r"tested on the same images .* test labels of .*a \(40\) and .*b \(40\)"):
+        page.render(runs)
+
+
+def test_a_place_that_cannot_be_written_is_named(demo, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"path must be a file that can be written, got .*/file/page\.html"):
+        page.write(demo[:1], tmp_path / "file" / "page.html")
+
+
+@pytest.mark.parametrize("name", ["jinja2", "matplotlib"])
+def test_a_package_that_is_missing_is_named_with_its_extra(name, demo, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(
+        SnapensError, match=rf'{name} must be installed to make a report: pip install "snapens\[report\]"'
+    ):
+        page.render(demo[:1])

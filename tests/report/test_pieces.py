@@ -1,0 +1,62 @@
+"""Charts and tables as files of their own."""
+
+import csv
+import json
+from xml.etree import ElementTree
+
+import folders
+import pytest
+
+from snapens.errors import ArgumentError, StoreError
+from snapens.report.pieces import pieces, tables
+from snapens.report.summary import summarise
+
+CHARTS = {
+    "training",
+    "snapshots",
+    "last",
+    "reliability",
+    "exits",
+    "correlation",
+    "disagreement",
+    "interpolated",
+    "estimated",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [folders.with_curves(folders.made(folder / "a")), folders.made(folder / "b", method="single")]
+
+
+def test_charts_are_images(runs, tmp_path):
+    svg, png = (pieces(runs, tmp_path / kind, kind) for kind in ("svg", "png"))
+    assert {path.stem for path in svg} == {path.stem for path in png} == CHARTS
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in png)
+    assert all(ElementTree.fromstring(path.read_bytes()).tag.endswith("svg") for path in svg)
+    before = [path.read_bytes() for path in (*svg, *png)]
+    again = [pieces(runs, tmp_path / kind, kind) for kind in ("svg", "png")]
+    assert [path.read_bytes() for paths in again for path in paths] == before
+
+
+def test_tables_hold_the_same_numbers_as_json_and_csv(runs, tmp_path):
+    wanted = tables(summarise(runs))
+    for path in pieces(runs, tmp_path, "json"):
+        assert json.loads(path.read_text()) == wanted[path.stem]
+    for path in pieces(runs, tmp_path, "csv"):
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        shown = [{key: "" if value is None else str(value) for key, value in row.items()} for row in wanted[path.stem]]
+        assert rows == shown
+    assert len(wanted["exits"]) == 3 * 26
+    assert wanted["answer"][-1]["error"] == runs[0].outputs().ensemble_errors[-1]
+    assert [row["predictor"] for row in wanted["answer"]] == ["standard schedule", "last snapshot", "ensemble"]
+
+
+def test_an_unknown_format_and_a_place_that_cannot_be_written_are_named(runs, tmp_path):
+    with pytest.raises(ArgumentError, match=r"format must be a known one, got 'pgn': did you mean png\?"):
+        pieces(runs, tmp_path, "pgn")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="folder must be one that can be written, got"):
+        pieces(runs, tmp_path / "file", "csv")

@@ -1,0 +1,250 @@
+"""The numbers of a report, against plain float64 loops over examples."""
+
+import json
+
+import folders
+import numpy as np
+import pytest
+
+from snapens.errors import ArgumentError, DamagedError
+from snapens.lab import gallery
+from snapens.lab.runs import Run
+from snapens.report.evidence import Difference
+from snapens.report.exits import THRESHOLDS, Exits, Running
+from snapens.report.summary import summarise
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return folders.with_curves(folders.made(path, members=4, examples=120, held_out=50, lr=0.2), bump=0.2)
+
+
+@pytest.fixture(scope="module")
+def summary(run):
+    return summarise([run])
+
+
+def score(means, labels):
+    """Error, NLL and ECE of (examples, classes), one example at a time."""
+    wrong, nll, bins = 0, 0.0, {}
+    for p, label in zip(means, labels, strict=True):
+        wrong += int(np.argmax(p) != label)
+        nll -= np.log(p[label])
+        place = min(max(int(np.ceil(p.max() * 15)) - 1, 0), 14)
+        bins.setdefault(place, []).append((np.argmax(p) == label) - p.max())
+    return wrong / len(labels), nll / len(labels), sum(abs(sum(gaps)) for gaps in bins.values()) / len(labels)
+
+
+def test_members_and_ensembles_are_worth_what_a_loop_finds(run, summary):
+    outputs = run.outputs()
+    p, labels, focus = outputs.probabilities, outputs.labels, summary.focus
+    for k in range(4):
+        for found, chosen in ((focus.members, p[k : k + 1]), (focus.first, p[: k + 1]), (focus.last, p[3 - k :])):
+            wanted = score(sum(chosen) / len(chosen), labels)
+            assert (found[k].error, found[k].nll, found[k].ece) == pytest.approx(wanted, abs=1e-12)
+    assert focus.single == focus.members[-1] == focus.last[0]
+    assert focus.ensemble == focus.last[-1]
+    assert summary.over_last.value == pytest.approx(outputs.ensemble_errors[-1] - outputs.member_errors[-1])
+
+
+def test_the_log_gives_minima_losses_and_cost(run, summary):
+    focus = summary.focus
+    assert focus.steps == (32, 64, 96, 128)
+    assert focus.minima == (4.0, 8.0, 12.0, 16.0)
+    assert (focus.trace.seconds, focus.trace.device) == (12.5, "CPU")
+    assert [focus.trace.loss_at(step) for step in (32, 128, 5)] == [1.0, 0.25, None]
+    epochs, rates = focus.rates()
+    schedule = run.recipe.schedule(folders.IMAGES)
+    assert epochs == sorted(epochs)
+    assert rates == [0.2 * schedule(round(epoch * folders.IMAGES / 8)) for epoch in epochs]
+    assert rates[epochs.index(4.0)] == 0.2
+
+
+def test_a_run_that_does_not_say_its_images_shows_the_rates_of_its_log(tmp_path):
+    focus = summarise([folders.made(tmp_path / "run", data={"images": None})]).focus
+    assert focus.rates() == (list(focus.trace.epochs), list(focus.trace.rates))
+
+
+def test_early_exit_asks_members_from_the_last_until_they_are_sure():
+    # two examples, two classes; oldest member first
+    p = np.array([[[0.0, 1.0], [0.5, 0.5]], [[0.9, 0.1], [0.6, 0.4]]])
+    labels = np.array([1, 0])
+    running = Running.of(p, labels)
+    assert running.confidence.round(12).tolist() == [[0.9, 0.6], [0.55, 0.55]]
+    assert running.asked(0.9).tolist() == [1, 2]
+    assert running.asked(0.5).tolist() == [1, 1]
+    assert running.asked(1.0).tolist() == [2, 2]
+    exits = Exits.of(running, labels)
+    assert THRESHOLDS[0] == 0.5
+    assert THRESHOLDS[20] == 0.9
+    assert THRESHOLDS[-1] == 1.0
+    assert len(THRESHOLDS) == 26
+    assert exits.used[:, 20].tolist() == [1, 1.5]
+    assert exits.error[:, 20].tolist() == [0.5, 0.5]
+    assert exits.error[:, -1].tolist() == [0.5, 0]
+    assert exits.nll[1, 20] == pytest.approx(-(np.log(0.1) + np.log(0.55)) / 2)
+
+
+def test_without_early_exit_the_table_is_the_ensembles(summary):
+    exits = summary.details.exits
+    assert exits.error[:, -1].tolist() == [found.error for found in summary.focus.last]
+    assert exits.nll[:, -1] == pytest.approx([found.nll for found in summary.focus.last])
+    assert exits.used[:, -1].tolist() == [1, 2, 3, 4]
+
+
+def test_a_certain_member_does_not_end_a_search_without_a_threshold():
+    p = np.array([[[0.0, 1.0]], [[1.0, 0.0]]])
+    assert Running.of(p, np.array([0])).asked(1.0).tolist() == [2]
+
+
+def test_a_difference_is_paired():
+    wrong, other = np.array([1, 1, 0, 0, 1], bool), np.array([0, 1, 0, 1, 0], bool)
+    differences = [1.0, 0.0, 0.0, -1.0, 1.0]
+    mean = sum(differences) / 5
+    deviation = (sum((d - mean) ** 2 for d in differences) / 5) ** 0.5
+    found = Difference.of(wrong, other)
+    assert (found.value, found.standard_error) == pytest.approx((mean, deviation / 5**0.5))
+    assert found.exceeds(0.5)
+    assert not found.exceeds(1)
+    assert not Difference(0.0, 0.0).exceeds(2)
+
+
+def test_reliability_counts_every_example_once(run, summary):
+    outputs = run.outputs()
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for p, label in zip(outputs.probabilities.mean(0), outputs.labels, strict=True):
+        bins.setdefault(int(np.ceil(p.max() * 15)) - 1, []).append((p.max(), p.argmax() == label))
+    found = summary.details.reliability_ensemble
+    assert len(found) == len(bins)
+    for shown, place in zip(found, sorted(bins), strict=True):
+        confidence, right = zip(*bins[place], strict=True)
+        assert (shown.examples, shown.accuracy) == (len(right), sum(right) / len(right))
+        assert shown.confidence == pytest.approx(sum(confidence) / len(confidence))
+
+
+def test_classes_that_gain_come_first_and_those_that_lose_are_counted(run, summary):
+    outputs = run.outputs()
+    wanted = {}
+    for p, label in zip(outputs.probabilities.swapaxes(0, 1), outputs.labels, strict=True):
+        row = wanted.setdefault(folders.CLASSES[label], [0, 0, 0])
+        row[0] += 1
+        row[1] += int(p[-1].argmax() != label)
+        row[2] += int(p.mean(0).argmax() != label)
+    shown = (*summary.details.gaining, *summary.details.losing)
+    assert shown
+    for change in shown:
+        assert [change.examples, change.errors_last, change.errors_ensemble] == wanted[change.name]
+    assert [change.change for change in summary.details.gaining] == sorted(
+        last - first for _, first, last in wanted.values() if last < first
+    )
+    assert all(change.change > 0 for change in summary.details.losing)
+
+
+def test_examples_are_the_most_disputed_with_every_members_vote(run, summary):
+    outputs = run.outputs()
+    p = outputs.probabilities
+    assert [example.index for example in summary.details.examples] == gallery.disputed(outputs).tolist()
+    example = summary.details.examples[0]
+    assert [vote.probability for vote in example.votes] == p[::-1, example.index].max(-1).tolist()
+    assert [vote.name for vote in example.votes] == [folders.CLASSES[k] for k in p[::-1, example.index].argmax(-1)]
+    for m in range(1, 5):
+        mean = p[-m:, example.index].mean(0)
+        assert example.says[m - 1].probability == pytest.approx(mean.max())
+        assert example.says[m - 1].right == (mean.argmax() == outputs.labels[example.index])
+
+
+def test_evidence_is_that_of_the_held_out_images(run, summary):
+    held_out, evidence = run.outputs("held_out"), summary.details.evidence
+    assert (evidence.part, evidence.examples) == ("held_out", 50)
+    assert list(evidence.member_errors) == held_out.member_errors
+    assert list(evidence.ensemble_errors) == held_out.ensemble_errors
+    assert [difference.value for difference in evidence.over_fewer] == pytest.approx(
+        [held_out.ensemble_errors[-1] - error for error in held_out.ensemble_errors]
+    )
+    before, last = held_out.member_errors[-2:]
+    assert evidence.progress.value == pytest.approx(before - last)
+    assert evidence.gain.value == pytest.approx(last - held_out.ensemble_errors[-1])
+    best = min(held_out.ensemble_errors)
+    wanted = [error - best for error in held_out.ensemble_errors]
+    assert [difference.value for difference in evidence.over_best] == pytest.approx(wanted)
+    p = held_out.probabilities.reshape(4, -1)
+    assert evidence.correlations == pytest.approx([np.corrcoef(p[k], p[3])[0, 1] for k in range(3)])
+    assert evidence.losses == pytest.approx((1, 1 / 2, 1 / 3, 1 / 4))
+    ends = run.outputs().member_errors
+    wanted = {k + 1: (ends[-1] + ends[k]) / 2 + 0.2 - max(ends[-1], ends[k]) for k in range(3)}
+    assert evidence.bumps == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("method", "pattern", "warm"),
+    [("snapshot", (), True), ("single", (), False), ("singlecycle", (), False), ("grow", ("warm", "fresh"), False)],
+)
+def test_cycles_are_warm_where_none_begins_fresh(tmp_path, method, pattern, warm):
+    run = folders.made(tmp_path / "run", method=method, pattern=pattern)
+    assert summarise([run]).details.evidence.warm_cycles is warm
+
+
+def test_the_focus_is_the_first_ensemble_and_the_baseline_the_run_most_like_it(tmp_path):
+    runs = [
+        folders.made(tmp_path / "a", method="single", seed=1),
+        folders.made(tmp_path / "b", method="single", seed=2, dropout=0.2),
+        folders.made(tmp_path / "c", method="single", seed=2),
+        folders.made(tmp_path / "d", method="snapshot", seed=2),
+    ]
+    summary = summarise(runs)
+    assert (summary.focus.name, summary.baseline.name) == ("d", "c")
+    assert [account.name for account in summary.accounts] == ["a", "b", "c", "d"]
+    wrong = [run.outputs().probabilities for run in runs[2:]]
+    labels = runs[0].outputs().labels
+    wanted = np.mean((wrong[1].mean(0).argmax(-1) != labels) * 1.0 - (wrong[0][-1].argmax(-1) != labels))
+    assert summary.over_baseline.value == pytest.approx(wanted)
+    assert summarise(runs[:2]).focus.name == "a"
+    assert summarise(runs[:2]).baseline is None
+
+
+def test_methods_are_runs_that_differ_in_their_seed_alone(tmp_path):
+    runs = [folders.made(tmp_path / f"{k}", seed=k, lr=lr) for k, lr in enumerate((0.1, 0.2, 0.1, 0.1))]
+    first, second = summarise(runs).methods
+    assert (first.name, first.runs, second.name, second.runs) == ("snapshot, lr 0.1", 3, "snapshot, lr 0.2", 1)
+    errors = [run.outputs().ensemble_errors[-1] for run in (runs[0], runs[2], runs[3])]
+    mean = sum(errors) / 3
+    assert first.ensemble.mean == pytest.approx(mean)
+    assert first.ensemble.deviation == pytest.approx((sum((e - mean) ** 2 for e in errors) / 2) ** 0.5)
+    assert second.ensemble.deviation is None
+
+
+def test_no_run_and_the_same_run_twice_are_refused(run):
+    with pytest.raises(ArgumentError, match="runs must name at least one run folder, got none"):
+        summarise([])
+    with pytest.raises(ArgumentError, match="runs must be different folders, got"):
+        summarise([run, Run(run.path / ".." / run.path.name)])
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("log.jsonl", lambda text: text.replace('"loss": 1.0', '"loss": "much"')),
+        ("log.jsonl", lambda text: text.replace('"epoch": 4.0, ', "")),
+        ("recipe.json", lambda text: text.replace('"ant",', "")),
+        ("curves.json", lambda text: text.replace('"grid"', '"grids"')),
+        ("curves.json", lambda text: text.replace('"step": 32', '"step": 33')),
+        ("curves.json", lambda text: json.dumps({**json.loads(text), "grid": [0, 1]})),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, file, change):
+    run = folders.with_curves(folders.made(tmp_path / "run"))
+    text = (run.path / file).read_text()
+    assert change(text) != text
+    (run.path / file).write_text(change(text))
+    with pytest.raises(DamagedError, match=rf"run/{file} must"):
+        summarise([Run(run.path)])
+
+
+def test_a_gallery_of_other_images_is_refused(tmp_path):
+    run = folders.made(tmp_path / "run", examples=50)
+    gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8))
+    other = folders.made(tmp_path / "other", examples=20)
+    (run.path / "gallery.safetensors").rename(other.path / "gallery.safetensors")
+    with pytest.raises(DamagedError, match=r"gallery.safetensors must show some of the 20 test images, got number"):
+        summarise([other])
