@@ -45,7 +45,7 @@ def left(path):
     """All that a run leaves and that is not a time: snapshots, outputs, the last state, the log's numbers."""
     run = Run(path)
     state = run.state()
-    timed = {"seconds", "images_per_second"}
+    timed = {"seconds", "images_per_second", "pack"}  # and who was beside it
     return {
         "recipe": run.recipe,
         "snapshots": {step: run.snapshots.load(step) for step in run.snapshots.steps},

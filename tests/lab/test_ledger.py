@@ -19,7 +19,7 @@ from snapens.lab.runs import Run
 SNAPSHOT = paper.find("densenet40-cifar100-snapshot-0.2").recipe
 SINGLE = paper.find("densenet40-cifar100-single").recipe
 LABELS = np.random.default_rng(0).integers(0, 10, 40)
-MADE = {"device": "NVIDIA H200", "torch": "2.11.0", "snapens": "0.1.0"}
+MADE = {"pack": 4, "device": "NVIDIA H200", "torch": "2.11.0", "snapens": "0.1.0"}
 
 
 def finished(folder, recipe=SNAPSHOT, labels=LABELS, trained=7, **last_words):
@@ -74,7 +74,7 @@ def test_an_entry_says_what_the_members_are_worth_alone_and_together(tmp_path):
 
 def test_an_entry_says_what_made_it(tmp_path):
     entry = Entry.of_run(finished(tmp_path, replace(SNAPSHOT, seed=3)), "3f2a91c")
-    assert vars(entry.origin) == {"commit": "3f2a91c", **MADE}
+    assert {"pack": entry.pack, **vars(entry.origin)} == {"commit": "3f2a91c", **MADE}
     assert entry.recipe == replace(SNAPSHOT, seed=3)
     assert entry.name == "densenet40-cifar100-snapshot-0.2-seed3"
     assert (entry.seconds, entry.test_images) == (468.75, 40)

@@ -29,6 +29,7 @@ def entry(recipe, origin=ORIGIN, between=True):
         origin=origin,
         seconds=4000.5,
         images_per_second=3750.0,
+        pack=4,
         test_images=10_000,
         snapshot_epochs=tuple(float(e) for e in recipe.epochs * (k + 1) / m),
         snapshot_percent=series(alone),

@@ -141,6 +141,18 @@ def test_classes_that_gain_come_first_and_those_that_lose_are_counted(run, summa
     assert all(change.change > 0 for change in summary.details.losing)
 
 
+def test_of_many_classes_the_five_that_gain_and_the_five_that_lose_most_are_shown(tmp_path):
+    run = folders.made(tmp_path / "run", examples=900, classes=[f"class {k}" for k in range(60)], apart=2.0)
+    outputs = run.outputs()
+    changes = np.zeros(60, int)
+    for p, label in zip(outputs.probabilities.swapaxes(0, 1), outputs.labels, strict=True):
+        changes[label] += int(p.mean(0).argmax() != label) - int(p[-1].argmax() != label)
+    details = summarise([run]).details
+    assert [change.change for change in details.gaining] == sorted(c for c in changes if c < 0)[:5]
+    assert [change.change for change in details.losing] == sorted((c for c in changes if c > 0), reverse=True)[:5]
+    assert len({change.change for change in details.losing}) > 1
+
+
 def test_examples_are_the_most_disputed_with_every_members_vote(run, summary):
     outputs = run.outputs()
     p = outputs.probabilities

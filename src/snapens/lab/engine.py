@@ -61,6 +61,7 @@ def prepare(
     opened: list[Training] = []
     try:
         for training in trainings:
+            training.pack = len(trainings)
             training.open(resume)
             opened.append(training)
     except BaseException:

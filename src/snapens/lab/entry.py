@@ -85,6 +85,8 @@ class Entry:
     origin: Origin
     seconds: float
     images_per_second: float
+    pack: int
+    """How many runs shared the device, this one included: seconds and speed are those of each."""
     test_images: int
     snapshot_epochs: Series
     snapshot_percent: Series
@@ -146,6 +148,7 @@ class Entry:
                 origin=Origin(commit, *(finished[name] for name in ("device", "torch", "snapens"))),
                 seconds=seconds,
                 images_per_second=round(steps[-1] * recipe.batch / max(seconds, 1e-3), 1),
+                pack=int(finished["pack"]),
                 test_images=len(outputs.labels),
                 snapshot_epochs=tuple(round(step * recipe.batch / paper.images(recipe), 4) for step in steps),
                 losses=_thinned(line for line in run.log() if line.get("event") == "trained"),

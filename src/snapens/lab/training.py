@@ -47,6 +47,8 @@ class Training:
         self._timed_images, self._timed_seconds = 0, 0.0
         self.lines_logged = 0
         """How many lines this object added to the log."""
+        self.pack = 1
+        """How many runs share the device with this one, itself included."""
         self.failure: Exception | None = None
         self._log_steps = min(-(-images // recipe.batch), _LOG_STEPS)
         self._state_seconds = state_seconds
@@ -247,7 +249,8 @@ class Training:
         self.close()
         if not self.run.finished:
             gallery.keep(self.run, self.placed.data.test.pixels)
-            self._note("finished", step=self.completed, seconds=round(self.seconds, 3), **_surroundings(self.placed))
+            surroundings = {"pack": self.pack, **_surroundings(self.placed)}
+            self._note("finished", step=self.completed, seconds=round(self.seconds, 3), **surroundings)
 
     def _note(self, event: str, **values: Any) -> None:
         self.run.note(event, **values)

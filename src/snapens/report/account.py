@@ -32,13 +32,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Trace:
-    """What the log says of the training; the last four are None before a run has finished."""
+    """What the log says of the training; the last five are None before a run has finished."""
 
     steps: tuple[int, ...]
     epochs: tuple[float, ...]
     rates: tuple[float, ...]
     losses: tuple[float, ...]
     seconds: float | None
+    pack: int | None
+    """How many runs shared the device."""
     device: str | None
     torch: str | None
     snapens: str | None
@@ -49,7 +51,7 @@ class Trace:
         lines = list(log)
         trained = [line for line in lines if line.get("event") == "trained"]
         finished = next((line for line in lines if line.get("event") == "finished"), {})
-        seconds = finished.get("seconds")
+        seconds, pack = finished.get("seconds"), finished.get("pack")
         device, torch, snapens = (finished.get(name) and str(finished[name]) for name in ("device", "torch", "snapens"))
         epochs, rates, losses = (tuple(float(line[name]) for line in trained) for name in ("epoch", "lr", "loss"))
         return cls(
@@ -58,6 +60,7 @@ class Trace:
             rates,
             losses,
             None if seconds is None else float(seconds),
+            None if pack is None else int(pack),
             device,
             torch,
             snapens,
