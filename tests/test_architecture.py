@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src/snapens"
 ALLOWED = {
     "__init__": set(),
     "errors": set(),
+    "extras": set(),
     "schedule": set(),
     "metrics": set(),
     "weights": set(),
@@ -19,9 +20,9 @@ ALLOWED = {
     "snapshots": {"storage"},
     "ensemble": {"batches", "snapshots", "weights"},
     "ensembler": {"ensemble", "schedule", "snapshots", "weights"},
-    "lab": {"__version__", "ensembler", "lab", "metrics", "schedule", "snapshots", "storage", "weights"},
-    "report": {"__version__", "lab", "metrics", "report", "storage"},
-    "cli": {"__version__", "cli", "lab", "report", "storage"},
+    "lab": {"__version__", "ensembler", "extras", "lab", "metrics", "schedule", "snapshots", "storage", "weights"},
+    "report": {"__version__", "extras", "lab", "metrics", "report", "storage"},
+    "cli": {"__version__", "cli", "extras", "lab", "report", "storage"},
     "__main__": {"cli"},
 }
 PACKAGES = {"cli": {"torch", "rich", "tyro"}}  # all others: torch and numpy

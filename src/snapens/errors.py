@@ -33,6 +33,10 @@ class FinishedError(SnapensError):
     """The schedule has no step left."""
 
 
+class MissingPackageError(SnapensError):
+    """A package is needed that is not installed; the message names the extra that brings it."""
+
+
 class DataError(SnapensError):
     """The files of a data set cannot be read as what they should be."""
 

@@ -131,7 +131,5 @@ def test_a_place_that_cannot_be_written_is_named(demo, tmp_path):
 @pytest.mark.parametrize("name", ["jinja2", "matplotlib"])
 def test_a_package_that_is_missing_is_named_with_its_extra(name, demo, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(
-        SnapensError, match=rf'{name} must be installed to make a report: pip install "snapens\[report\]"'
-    ):
+    with pytest.raises(SnapensError, match=rf'{name} must be installed for this: pip install "snapens\[report\]"'):
         page.render(demo[:1])

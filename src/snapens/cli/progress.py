@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..errors import ArgumentError
+from ..extras import package
 
 if TYPE_CHECKING:
     from ..lab.training import Training
@@ -90,11 +90,8 @@ class TensorBoard:
     """Loss, rate, speed and test error of each run, as TensorBoard reads them."""
 
     def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ArgumentError('tensorboard must be installed to be written: pip install "snapens[log]"') from error
-        self._open = SummaryWriter
+        package("tensorboard", "log")
+        self._open = package("torch.utils.tensorboard", "log").SummaryWriter
         self._writers: dict[int, Any] = {}
         self._written: dict[int, int] = {}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ..extras import package
 from . import style
 from .account import Account
 from .details import Bin
-from .packages import package
 from .style import BASELINE, ENSEMBLE, INK, MUTED, SINGLE
 from .summary import Summary
 from .svg import Chart
@@ -45,7 +45,7 @@ def training(summary: Summary) -> Chart:
     if min(value for account, *_ in shown for value in account.trace.losses) > 0:
         loss.set_yscale("log")
         loss.yaxis.set_major_formatter(_plain)
-        loss.yaxis.set_minor_formatter(package("matplotlib.ticker").NullFormatter())
+        loss.yaxis.set_minor_formatter(package("matplotlib.ticker", "report").NullFormatter())
     rate.set_ylim(bottom=0)
     rate.set_ylabel("learning rate")
     loss.set_ylabel("training loss")
@@ -160,7 +160,7 @@ def _matrix(name: str, title: str, values: Any, form: str) -> Chart:
     for row, column in zip(*np.nonzero(apart), strict=True):
         share = (values[row, column] - low) / (high - low) if high > low else 0.5
         axes.add_patch(
-            package("matplotlib.patches").Rectangle(
+            package("matplotlib.patches", "report").Rectangle(
                 (column + 0.53, row + 0.53), 0.94, 0.94, facecolor=ENSEMBLE, alpha=0.08 + 0.42 * share, linewidth=0
             )
         )

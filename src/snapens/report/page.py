@@ -10,11 +10,11 @@ from typing import Any
 
 from .. import __version__
 from ..errors import StoreError
+from ..extras import package
 from ..lab.runs import Run
 from ..storage import durable
 from . import charts, thumbnail
 from .exits import THRESHOLDS, Exits
-from .packages import package
 from .summary import Summary, summarise
 
 _SHOWN = 12  # disputed images that are not folded away
@@ -35,11 +35,11 @@ def render(runs: Sequence[Run]) -> str:
     """The page of some runs, the same for the same folders; names in it are text, whatever they hold."""
     summary = summarise(runs)
     style, script = _resource("page.css"), _resource("page.js")
-    environment = package("jinja2").Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=package("jinja2").StrictUndefined
+    environment = package("jinja2", "report").Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=package("jinja2", "report").StrictUndefined
     )
     environment.filters |= {"percent": _percent, "decimal": _decimal, "signed": _signed, "duration": _duration}
-    markup = package("markupsafe").Markup
+    markup = package("markupsafe", "report").Markup
     page: str = environment.from_string(_resource("page.html.jinja")).render(
         summary=summary,
         charts={name: markup(chart.inline()) for name, chart in charts.draw(summary).items()},

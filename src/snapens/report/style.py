@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .packages import package
+from ..extras import package
 
 INK, MUTED, RULE, PAPER = "#1c2127", "#5a626c", "#dde1e5", "#ffffff"
 ENSEMBLE, SINGLE, BASELINE = "#1d5fa6", "#b4530a", "#6a727d"
@@ -59,7 +59,7 @@ _SETTINGS = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Whatever is drawn inside looks like this, whatever the user's own settings are."""
-    matplotlib = package("matplotlib")
+    matplotlib = package("matplotlib", "report")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -68,14 +68,14 @@ def drawing() -> Iterator[None]:
 
 def figure(width: float = 390, height: float = 250) -> Any:
     """An empty figure of so many points, drawn without a display."""
-    return package("matplotlib.figure").Figure(figsize=(width / 72, height / 72))
+    return package("matplotlib.figure", "report").Figure(figsize=(width / 72, height / 72))
 
 
 def saved(drawn: Any, kind: str, salt: str) -> bytes:
     """A figure as "svg" or "png": the same bytes each time; `salt` keeps the names inside two figures apart."""
     content = io.BytesIO()
     with drawing():
-        package("matplotlib").rcParams["svg.hashsalt"] = salt
+        package("matplotlib", "report").rcParams["svg.hashsalt"] = salt
         drawn.get_layout_engine().execute(drawn)
         drawn.set_layout_engine("none")  # a second layout of the same figure would differ by a hair
         drawn.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snapens.errors import DataError
+from snapens.errors import DataError, SnapensError
 from snapens.lab.data import files
 from snapens.lab.data.files import PhotoFiles, central_box, random_box
 
@@ -145,5 +145,5 @@ def test_16_bits_are_refused(tmp_path):
 def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
     formats.png(tmp_path / "a.png", gradient(9, 9))
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(DataError, match=r'PIL must be installed .*: pip install "snapens\[data\]"'):
+    with pytest.raises(SnapensError, match=r'PIL must be installed .*: pip install "snapens\[data\]"'):
         files.sizes([tmp_path / "a.png"])

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from snapens.errors import ArgumentError, DataError
+from snapens.errors import ArgumentError, SnapensError
 from snapens.lab.data import DATASETS, load
 from snapens.lab.data.sources import cache_folder
 
@@ -43,7 +43,7 @@ def test_without_scipy_the_extra_is_named(tmp_path, monkeypatch):
     for name in ("train_32x32.mat", "test_32x32.mat"):
         (tmp_path / name).touch()
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DataError, match=r'scipy must be installed to read these files: pip install "snapens\[data\]"'):
+    with pytest.raises(SnapensError, match=r'scipy must be installed for this: pip install "snapens\[data\]"'):
         load("svhn", tmp_path)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
-from .packages import package
+from ...errors import DataError, MissingPackageError, SnapensError
+from ...extras import package
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -115,7 +115,7 @@ def _crop(data: bytes, size: int, draws: NDArray[np.float32] | None) -> Any:
     shorter = min(box[2] - box[0], box[3] - box[1])
     # decoded at a fraction of its size, a JPEG costs less; the crop has `size` pixels all the same
     factor = next(factor for factor in (8, 4, 2, 1) if factor == 1 or shorter >= factor * size)
-    image = package("PIL.Image")
+    image = package("PIL.Image", "data")
     photo = image.fromarray(_rgb(photo, data, factor))
     scale = photo.width / width, photo.height / height
     return photo.resize(
@@ -124,7 +124,7 @@ def _crop(data: bytes, size: int, draws: NDArray[np.float32] | None) -> Any:
 
 
 def _photo(data: bytes) -> Any:
-    photo = package("PIL.Image").open(BytesIO(data))
+    photo = package("PIL.Image", "data").open(BytesIO(data))
     if photo.mode.startswith(("I", "F")):
         raise ValueError(f"pixels of the mode {photo.mode} where 8 bits are due")
     return photo
@@ -148,8 +148,8 @@ def _rgb(photo: Any, data: bytes, factor: int) -> NDArray[np.uint8]:
 def _jpeg_decoder() -> Any:
     """simplejpeg's, if it is there; pillow gives the same pixels, a quarter slower."""
     try:
-        return package("simplejpeg").decode_jpeg
-    except DataError:
+        return package("simplejpeg", "data").decode_jpeg
+    except MissingPackageError:
         return None
 
 
@@ -157,7 +157,7 @@ def _jpeg_decoder() -> Any:
 def _reading(path: Path) -> Iterator[bytes]:
     try:
         yield path.read_bytes()
-    except DataError:
+    except SnapensError:
         raise
     except Exception as error:  # a damaged image can end in an exception of any type
         raise DataError(

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import DataError
+from ...extras import package
 from .images import ImageData, Images
-from .packages import package
 from .sources import find, missing
 
 TRAIN = ("train_32x32.mat",)
@@ -37,7 +37,7 @@ def _found(root: Path, file: str) -> Path:
 
 
 def _images(path: Path) -> Images:
-    matlab = package("scipy.io")
+    matlab = package("scipy.io", "data")
     try:
         content = matlab.loadmat(path, variable_names=("X", "y"))
     except Exception as error:  # a damaged file can end in an exception of any type
