@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from snapens import Ensemble
-from snapens.errors import NonFiniteError
+from snapens.errors import ArgumentError, NonFiniteError
 from snapens.lab import nets
 from snapens.lab.engine import prepare, train
 from snapens.lab.feed import Feed, Placed
@@ -39,7 +39,7 @@ def stepped(recipe, steps, device=CUDA, captured=True):
     with torch.cuda.stream(stream):
         step = TrainingStep(recipe, Placed(tiny.data(), CUDA), schedule)
         if captured:
-            step.capture(stream)
+            step.rehearse(stream)
         for completed in range(steps):
             step(completed)
     stream.synchronize()
@@ -89,7 +89,7 @@ def test_capturing_changes_nothing_and_moves_nothing():
         step = TrainingStep(recipe, Placed(tiny.data(), CUDA), recipe.schedule(40))
         before = {name: tensor.detach().clone() for name, tensor in step.state().items()}
         places = {name: tensor.data_ptr() for name, tensor in step.state().items()}
-        step.capture(stream)
+        step.rehearse(stream)
     stream.synchronize()
     assert tiny.equal(step.state(), before)
     assert {name: tensor.data_ptr() for name, tensor in step.state().items()} == places
@@ -229,3 +229,25 @@ def test_between_minima_the_engine_never_waits_for_the_device(tmp_path):
     assert training.failure is None
     assert training.run.snapshots.steps == (200, 400)
     assert [step for event, step in events(tmp_path / "run") if event == "trained"] == list(range(5, 401, 5))
+
+
+def test_a_pack_that_does_not_fit_is_refused_before_a_folder_is_made(tmp_path):
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    try:
+        with pytest.raises(
+            ArgumentError, match="a pack must fit the memory of cuda, got 1 runs, of which not even one"
+        ):
+            prepare([(tiny.recipe(network="tiny:residual"), tmp_path / "run")], tiny.load, CUDA)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_line_between_snapshots_ends_at_them(tmp_path):
+    [training] = trained((tiny.recipe(network="tiny:residual", epochs=8), tmp_path / "run"))
+    training.measure_between()
+    [line] = training.run.curves()["lines"]
+    members = training.run.outputs().member_errors
+    assert line["interpolated"][0] == pytest.approx(members[1], abs=0.06)  # one test image of twenty may tip over
+    assert line["interpolated"][-1] == pytest.approx(members[0], abs=0.06)
