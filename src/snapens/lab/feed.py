@@ -19,7 +19,7 @@ from .data.images import ImageData, ImageFiles, Images
 from .data.order import Order
 
 _RESIDENT_SHARE = 0.4  # of the memory that is free when the first run is prepared
-_EVALUATION_PIXELS = {"cuda": 1 << 21, "cpu": 1 << 19}  # in a batch: few kernels, or little memory
+_EVALUATION_PIXELS = {"cuda": 1 << 20, "cpu": 1 << 19}  # in a batch: few kernels, or little memory
 _THREADS = min(os.cpu_count() or 1, 16)
 _AHEAD = 2  # batches that lie ready, beside one in the hands of each thread
 Item = TypeVar("Item")

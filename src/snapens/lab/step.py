@@ -86,6 +86,12 @@ class TrainingStep:
             raise ArgumentError(
                 f"network {self.recipe.network!r} must have {classes} outputs an image, got {tuple(found.shape[1:])}"
             )
+        self.release()
+
+    def release(self) -> None:
+        """Give back what an evaluation took of the device: another run's is next."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _recorded(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         for block in nets.blocks(self._live):

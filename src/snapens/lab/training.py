@@ -230,6 +230,7 @@ class Training:
             part: (self.step.log_probabilities(self.placed.batches(images)), torch.from_numpy(images.labels))
             for part, images in parts.items()
         }
+        self.step.release()
         self.run.add_outputs(completed, outputs)
         self._ensembler.step()
         test, labels = outputs["test"]
