@@ -12,7 +12,7 @@ import torch
 
 from snapens import Snapshots
 from snapens.cli import main, progress
-from snapens.lab import demo, paper
+from snapens.lab import data, demo, engine, paper
 from snapens.lab.data import glyphs
 from snapens.lab.recipe import Recipe
 from snapens.lab.runs import Run
@@ -279,3 +279,34 @@ def test_every_command_explains_itself(command):
         [sys.executable, "-m", "snapens", *command.split(), "--help"], capture_output=True, text=True, check=True
     )
     assert f"snapens {command}" in shown.stdout
+
+
+def test_a_run_begun_before_is_resumed_only_when_told_and_curves_come_later(folder, monkeypatch, capsys):
+    small = Recipe(network="mine:plain", dataset="arrays", method="snapshot", epochs=4, cycles=2, batch=8)
+    cell = paper.Cell("tiny", small, "table 1", "ensemble", 1.0)
+    monkeypatch.setattr(paper, "_cells", lambda: {"tiny": cell})
+    monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
+    command = ["paper", "run", "tiny", "--data", "tiny.npz", "--device", "cpu"]
+    [training] = engine.prepare(
+        [(small, "runs/paper/tiny-seed0")], lambda recipe: data.load("arrays", folder / "tiny.npz"), torch.device("cpu")
+    )
+    engine.train([training], stop=lambda: training.completed > 5)
+    assert main(command) == 2
+    assert "run must be finished or not begun, got runs/paper/tiny-seed0" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    assert main([*command, "--curves"]) == 0
+    assert Run("runs/paper/tiny-seed0").curves() is not None
+
+
+def test_a_report_is_written_where_it_is_asked_for(folder, capsys):
+    assert train() == 0
+    assert "report: run/report.html" in capsys.readouterr().out
+    assert main(["report", "run", "--out", "pages/one.html"]) == 0
+    assert capsys.readouterr().out == "pages/one.html\n"
+    assert (folder / "pages/one.html").read_text().startswith("<!doctype html>")
+    assert main(["report", "run", "--format", "csv", "--out", "pieces"]) == 0
+    assert all(line.startswith("pieces/") for line in capsys.readouterr().out.split())
+    assert main(["report", "tiny.npz"]) == 2
+    assert "run must be a folder that holds recipe.json, got tiny.npz" in capsys.readouterr().err
+    assert main(["report"]) == 2
+    assert "runs must name at least one run folder" in capsys.readouterr().err

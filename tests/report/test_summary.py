@@ -260,3 +260,39 @@ def test_a_gallery_of_other_images_is_refused(tmp_path):
     (run.path / "gallery.safetensors").rename(other.path / "gallery.safetensors")
     with pytest.raises(DamagedError, match=r"gallery.safetensors must show some of the 20 test images, got number"):
         summarise([other])
+
+
+def unfinished(run):
+    """The same folder, of a recipe that has more snapshots to come."""
+    path = run.path / "recipe.json"
+    content = json.loads(path.read_text())
+    content["recipe"]["cycles"] += 1
+    path.write_text(json.dumps(content))
+    return Run(run.path)
+
+
+def test_an_unfinished_run_is_shown_but_stands_for_no_method_and_no_baseline(tmp_path):
+    runs = [folders.made(tmp_path / f"cyclic{seed}", seed=seed) for seed in (0, 1)]
+    runs.append(folders.made(tmp_path / "single", method="single"))
+    summary = summarise([runs[0], unfinished(runs[1]), unfinished(runs[2])])
+    assert [account.complete for account in summary.accounts] == [True, False, False]
+    assert [(method.name, method.runs) for method in summary.methods] == [("snapshot", 1)]
+    assert summary.baseline is None
+
+
+def test_a_baseline_has_the_same_task_and_budget(tmp_path):
+    focus = folders.made(tmp_path / "cyclic")
+    longer = folders.made(tmp_path / "longer", method="single", weight_decay=0.5)
+    assert summarise([focus, longer]).baseline is None
+    same = folders.made(tmp_path / "same", method="single", lr=0.2)
+    assert summarise([focus, longer, same]).baseline.name == "same"
+
+
+@pytest.mark.parametrize("other", [{"classes": list("abcd")}, {"images": {"test": {"count": 40, "sha256": "b"}}}])
+def test_equal_labels_of_other_images_are_not_paired(tmp_path, other):
+    run = folders.made(tmp_path / "run", data={"images": {"test": {"count": 40, "sha256": "a"}}})
+    another = folders.made(
+        tmp_path / "another", seed=1, data={"images": {"test": {"count": 40, "sha256": "a"}}, **other}
+    )
+    with pytest.raises(MismatchError, match="runs must have been tested on the same images"):
+        summarise([run, another])

@@ -1,14 +1,14 @@
 """`snapens paper`: the cells, the ledger, the tables and figures."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, subcommand
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, StoreError
 from ..lab import paper
 from ..lab.recipe import unknown
 from .options import Place, Where
@@ -60,8 +60,10 @@ class PaperRun:
             raise ArgumentError("cells must name at least one, got none: `snapens paper list` shows them")
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
-        unfinished = [(recipe, path) for recipe, path in jobs if not Run(path).finished]  # others may have asked before
-        status = train(unfinished, self.where) if unfinished else 0
+        begun = [path for _, path in jobs if Run(path).exists and not Run(path).finished]
+        if begun and not self.where.resume:
+            raise StoreError(f"run must be finished or not begun, got {begun[0]}: choose another --out, or --resume")
+        status = train(jobs, replace(self.where, resume=True))  # what finished before is shown, not repeated
         tables.cells(cells, self._measured)
         return status
 
@@ -92,6 +94,8 @@ class PaperRecord:
         from ..lab.runs import Run
 
         runs = [Run(path) for path in self.runs]
+        if not runs or len({run.recipe for run in runs}) < len(runs):
+            raise ArgumentError(f"runs must be at least one, each of another recipe, got {[str(p) for p in self.runs]}")
         kept = [ledger.record(run, self.ledger, self.commit, overwrite=self.overwrite) for run in runs]
         for path in (*kept, *ledger.record_together(runs, self.ledger, overwrite=self.overwrite)):
             sys.stdout.write(f"{path}\n")
@@ -142,7 +146,10 @@ class PaperFigure:
         if out.suffix not in (".svg", ".png"):
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
         drawn = figures.figure(self.name, entries(self.ledger), self.network)
-        publish(out, [figures.svg(drawn) if out.suffix == ".svg" else figures.png(drawn)])
+        try:
+            publish(out, [figures.svg(drawn) if out.suffix == ".svg" else figures.png(drawn)])
+        except OSError as error:
+            raise StoreError(f"out must be a file that can be written, got {out} ({error}): choose another") from error
         sys.stdout.write(f"{out}\n")
         return 0
 

@@ -85,7 +85,7 @@ class Entry:
     origin: Origin
     seconds: float
     images_per_second: float
-    pack: int
+    pack: int | None
     """How many runs shared the device, this one included: seconds and speed are those of each."""
     test_images: int
     snapshot_epochs: Series
@@ -148,7 +148,7 @@ class Entry:
                 origin=Origin(commit, *(finished[name] for name in ("device", "torch", "snapens"))),
                 seconds=seconds,
                 images_per_second=round(steps[-1] * recipe.batch / max(seconds, 1e-3), 1),
-                pack=int(finished["pack"]),
+                pack=None if finished.get("pack") is None else int(finished["pack"]),
                 test_images=len(outputs.labels),
                 snapshot_epochs=tuple(round(step * recipe.batch / paper.images(recipe), 4) for step in steps),
                 losses=_thinned(line for line in run.log() if line.get("event") == "trained"),
@@ -196,7 +196,8 @@ class Joint:
         from .runs import cell_error
 
         labels = [run.outputs().labels for run in runs]
-        if any(not np.array_equal(other, labels[0]) for other in labels):
+        images = [(run.data.get("images") or {}).get("test") for run in runs]
+        if any(not np.array_equal(other, labels[0]) for other in labels) or any(one != images[0] for one in images):
             raise MismatchError(
                 f"runs must have the same test images in the same order to be averaged, got other labels "
                 f"in {', '.join(str(run.path) for run in runs)}: train them on the same data"

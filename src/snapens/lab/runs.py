@@ -136,7 +136,7 @@ class Run:
         """The lines of the log; a line cut off by a kill is left out."""
         with suppress(FileNotFoundError), open(self.path / "log.jsonl", encoding="utf-8") as file:
             for line in file:
-                with suppress(ValueError):
+                with suppress(ValueError, TypeError):
                     yield dict(json.loads(line))
 
     def save(self, state: State) -> None:
@@ -199,6 +199,8 @@ class Run:
             held_out = "; train with held_out=N to have some" if part == "held_out" else ""
             raise StoreError(f"{self.path} holds no outputs of the {part} images{held_out}")
         steps, members = stored["steps"].tolist(), self.snapshots.steps
+        if not members:
+            raise StoreError(f"{self.path} holds no snapshot yet: wait for the first minimum")
         if lost := [step for step in members if step not in steps]:
             raise DamagedError(
                 f"{self.path}: outputs.safetensors must hold every member, but lacks steps {lost}: restore it"
@@ -228,7 +230,7 @@ class Run:
             content = jsonfile.read(path)
             Recipe.of(content["recipe"])
             return {"recipe": content["recipe"], "data": dict(content["data"])}
-        except FileNotFoundError:
+        except OSError:
             raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: check the path") from None
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path} must be what snapens wrote, got {error}: restore the file") from error

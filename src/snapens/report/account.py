@@ -96,6 +96,11 @@ class Account:
     wrong: NDArray[np.bool_]
     """(2, examples): where the last snapshot errs, and where all together do."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether all snapshots of the recipe are there."""
+        return len(self.members) == self.recipe.cycles
+
     @classmethod
     def of(cls, run: Run, outputs: Outputs) -> "Account":
         """From a run and what its members say of the test images."""

@@ -39,10 +39,11 @@ class Method:
 
 
 def compare(accounts: Sequence[Account]) -> list[Method]:
-    """Group runs by all of their recipe but the seed, in the order in which they come."""
+    """Group finished runs by all of their recipe but the seed, in the order in which they come."""
     groups: dict[Recipe, list[Account]] = {}
     for account in accounts:
-        groups.setdefault(replace(account.recipe, seed=0), []).append(account)
+        if account.complete:
+            groups.setdefault(replace(account.recipe, seed=0), []).append(account)
     names = _names(list(groups))
     return [_method(name, group) for name, group in zip(names, groups.values(), strict=True)]
 

@@ -40,6 +40,20 @@ class Summary:
         return None if self.baseline is None else Difference.of(self.focus.wrong[1], self.baseline.wrong[0])
 
 
+_SAME_TASK = (
+    "network",
+    "dataset",
+    "epochs",
+    "batch",
+    "dropout",
+    "weight_decay",
+    "momentum",
+    "held_out",
+    "held_out_seed",
+)
+"""What a baseline has in common with the run that it is held against; the rate is its own."""
+
+
 def summarise(runs: Sequence[Run]) -> Summary:
     """Read each run once; they must have been tested on the same images."""
     if not runs:
@@ -54,6 +68,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
         if k == chosen:
             labels = outputs.labels
         _require_same(labels, outputs.labels, runs[chosen], runs[k])
+        _require_same_images(runs[chosen], runs[k])
         found[k] = Account.of(runs[k], outputs)
         if k == chosen:
             details = Details.of(runs[k], found[k], outputs)
@@ -72,7 +87,13 @@ def summarise(runs: Sequence[Run]) -> Summary:
 def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
     if focus.recipe.method == "single":
         return None
-    singles = [account for account in accounts if account.recipe.method == "single"]
+    singles = [
+        account
+        for account in accounts
+        if account.recipe.method == "single"
+        and account.complete
+        and all(getattr(account.recipe, name) == getattr(focus.recipe, name) for name in _SAME_TASK)
+    ]
     return min(singles, key=lambda single: len(single.recipe.differences(focus.recipe)), default=None)
 
 
@@ -81,4 +102,15 @@ def _require_same(labels: NDArray[np.int64], other: NDArray[np.int64], run: Run,
         raise MismatchError(
             f"runs must have been tested on the same images to stand side by side, but the test labels of {run.path} "
             f"({len(labels)}) and {another.path} ({len(other)}) differ: report on them one at a time"
+        )
+
+
+def _require_same_images(run: Run, another: Run) -> None:
+    """Equal labels are not yet equal images: folders sorted by class often have them."""
+    about = [(one.data.get("classes"), (one.data.get("images") or {}).get("test")) for one in (run, another)]
+    (classes, images), (others, other_images) = about
+    if classes != others or (images and other_images and images != other_images):
+        raise MismatchError(
+            f"runs must have been tested on the same images to stand side by side, but those of {run.path} and "
+            f"{another.path} differ: report on them one at a time"
         )
