@@ -284,12 +284,12 @@ def test_every_command_explains_itself(command):
 def test_a_run_begun_before_is_resumed_only_when_told_and_curves_come_later(folder, monkeypatch, capsys):
     small = Recipe(network="mine:plain", dataset="arrays", method="snapshot", epochs=4, cycles=2, batch=8)
     cell = paper.Cell("tiny", small, "table 1", "ensemble", 1.0)
+    sys.path.insert(0, str(folder))
     monkeypatch.setattr(paper, "_cells", lambda: {"tiny": cell})
     monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
     command = ["paper", "run", "tiny", "--data", "tiny.npz", "--device", "cpu"]
-    [training] = engine.prepare(
-        [(small, "runs/paper/tiny-seed0")], lambda recipe: data.load("arrays", folder / "tiny.npz"), torch.device("cpu")
-    )
+    load = partial(data.load, "arrays", folder / "tiny.npz")
+    [training] = engine.prepare([(small, "runs/paper/tiny-seed0")], lambda recipe: load(), torch.device("cpu"))
     engine.train([training], stop=lambda: training.completed > 5)
     assert main(command) == 2
     assert "run must be finished or not begun, got runs/paper/tiny-seed0" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import folders
 import numpy as np
 import pytest
 
-from snapens.errors import ArgumentError, DamagedError
+from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.lab import gallery
 from snapens.lab.runs import Run
 from snapens.report.evidence import Difference
@@ -290,9 +290,8 @@ def test_a_baseline_has_the_same_task_and_budget(tmp_path):
 
 @pytest.mark.parametrize("other", [{"classes": list("abcd")}, {"images": {"test": {"count": 40, "sha256": "b"}}}])
 def test_equal_labels_of_other_images_are_not_paired(tmp_path, other):
-    run = folders.made(tmp_path / "run", data={"images": {"test": {"count": 40, "sha256": "a"}}})
-    another = folders.made(
-        tmp_path / "another", seed=1, data={"images": {"test": {"count": 40, "sha256": "a"}}, **other}
-    )
+    known = {"images": {"test": {"count": 40, "sha256": "a"}}}
+    run = folders.made(tmp_path / "run", data=known)
+    another = folders.made(tmp_path / "another", seed=1, data={**known, **other})
     with pytest.raises(MismatchError, match="runs must have been tested on the same images"):
         summarise([run, another])
