@@ -8,7 +8,7 @@ from os import PathLike
 
 import torch
 
-from ..errors import ArgumentError, SnapensError, StoreError
+from ..errors import ArgumentError, SnapensError
 from . import nets
 from .data.images import ImageData
 from .feed import Placed
@@ -35,10 +35,7 @@ def prepare(
     trainings: list[Training] = []
     for recipe, path in jobs:
         nets.require(recipe.network, dropout=recipe.dropout, stem_stride=recipe.stem_stride)
-        if Run(path).exists and not resume:
-            raise StoreError(f"run must be a folder without a run, got {path}: choose another, or resume that one")
-        if Run(path).exists:
-            Run(path).require(recipe)
+        Run(path).admit(recipe, resume)
     for recipe, path in jobs:
         key = (recipe.dataset, recipe.held_out, recipe.held_out_seed)
         try:

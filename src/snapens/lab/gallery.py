@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from .. import metrics
-from ..errors import DamagedError, StoreError
-from ..storage import durable, tensorfile
+from ..errors import DamagedError
+from ..storage import tensorfile
 from .data.images import ImageFiles
-from .runs import Outputs, Run
+from .runs import Outputs, Run, publish
 
 IMAGES = 60
 """How many are kept."""
@@ -38,11 +38,7 @@ def keep(run: Run, pixels: NDArray[np.uint8] | ImageFiles) -> None:
     indices = disputed(run.outputs())
     chosen = pixels[indices] if isinstance(pixels, np.ndarray) else pixels.crops(indices, None)
     tensors = {"indices": torch.from_numpy(indices), "pixels": torch.from_numpy(_shrunk(chosen))}
-    path = run.path / "gallery.safetensors"
-    try:
-        durable.publish(path, tensorfile.encode(tensors))
-    except OSError as error:
-        raise StoreError(f"{path} could not be written ({error}): make room, then resume") from error
+    publish(run.path / "gallery.safetensors", tensorfile.encode(tensors))
 
 
 def read(run: Run) -> Gallery | None:

@@ -20,6 +20,7 @@ from .. import metrics
 from ..errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ..snapshots import Snapshots
 from ..storage import durable, jsonfile, tensorfile
+from .data.augment import Scheme
 from .paper import Cell
 from .recipe import Recipe
 
@@ -94,8 +95,9 @@ class Run:
             raise ArgumentError(
                 f"pixels must be uint8 of shape (images, {str(wanted)[1:]}, got {pixels.dtype} of {pixels.shape}"
             )
-        mean, deviation = (np.array(self.data[name], np.float32) for name in ("mean", "deviation"))
-        return torch.from_numpy((pixels - mean) / deviation).permute(0, 3, 1, 2)
+        mean, deviation = (torch.tensor(self.data[name], dtype=torch.float32) for name in ("mean", "deviation"))
+        whole = torch.from_numpy(pixels)
+        return Scheme().finish(whole, whole, mean, deviation)
 
     @property
     def snapshots(self) -> Snapshots:
@@ -106,6 +108,13 @@ class Run:
     def finished(self) -> bool:
         """Whether all its steps were taken."""
         return any(line["event"] == "finished" for line in self.log())
+
+    def admit(self, recipe: Recipe, resume: bool) -> None:
+        """Make sure that a run of this recipe may begin here, or go on."""
+        if self.exists and not resume:
+            raise StoreError(f"run must be a folder without a run, got {self.path}: choose another, or resume that one")
+        if self.exists:
+            self.require(recipe)
 
     def require(self, recipe: Recipe) -> None:
         """Make sure that the run is one of this recipe."""
@@ -124,7 +133,7 @@ class Run:
                 )
             return
         content = {"recipe": vars(recipe), "data": dict(data)}
-        _publish(self.path / "recipe.json", [jsonfile.dumps(content)])
+        publish(self.path / "recipe.json", [jsonfile.dumps(content)])
 
     def note(self, event: str, **values: Any) -> None:
         """Add a line to the log."""
@@ -144,15 +153,15 @@ class Run:
         folder = self.path / "state"
         folder.mkdir(exist_ok=True)
         name = f"step-{state.completed:09d}-{secrets.token_hex(6)}.safetensors"
-        digest = _publish(folder / name, tensorfile.encode(_on_host(state.tensors)))
+        digest = publish(folder / name, tensorfile.encode(_on_host(state.tensors)))
         about = {"completed": state.completed, "file": name, **digest._asdict(), "notes": state.notes}
         current, previous = folder / "state.json", folder / "state.previous.json"
         kept = {name}
         if self._sound is not None:  # not what lies in `current`: that may be damaged, and `previous` all there is
-            _publish(previous, [self._sound])
+            publish(previous, [self._sound])
             kept.add(jsonfile.loads(self._sound)["file"])
         content = jsonfile.dumps(about)
-        _publish(current, [content])
+        publish(current, [content])
         self._sound = content
         for path in folder.glob("step-*"):
             if path.name not in kept:
@@ -178,7 +187,7 @@ class Run:
     def forget(self, completed: int) -> None:
         """Drop what the log says of steps after `completed`: training will come past them again."""
         kept = [json.dumps(line) + "\n" for line in self.log() if line.get("step", 0) <= completed]
-        _publish(self.path / "log.jsonl", ["".join(kept).encode()])
+        publish(self.path / "log.jsonl", ["".join(kept).encode()])
 
     def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Append a member's outputs: for each part of the data log-probabilities (examples, classes) and labels."""
@@ -190,7 +199,7 @@ class Run:
             rows = [before[part][:earlier]] if earlier else []
             stored[part] = torch.cat([*rows, outputs[None]])
             stored[f"{part}_labels"] = labels
-        _publish(self.path / "outputs.safetensors", tensorfile.encode(stored))
+        publish(self.path / "outputs.safetensors", tensorfile.encode(stored))
 
     def outputs(self, part: str = "test") -> Outputs:
         """What the members say of the "test" or "held_out" images; members are those of `snapshots.steps`."""
@@ -209,7 +218,7 @@ class Run:
 
     def keep_curves(self, curves: Mapping[str, Any]) -> None:
         """Write down what was measured between the snapshots."""
-        _publish(self.path / "curves.json", [jsonfile.dumps(dict(curves))])
+        publish(self.path / "curves.json", [jsonfile.dumps(dict(curves))])
 
     def curves(self) -> dict[str, Any] | None:
         """What was measured between the snapshots, if it was."""
@@ -243,7 +252,8 @@ def cell_error(cell: Cell, runs: Sequence[Run]) -> float:
     return float(metrics.error(np.concatenate(chosen).mean(0), found[0].labels))
 
 
-def _publish(path: Path, chunks: Iterable[bytes | memoryview]) -> durable.Digest:
+def publish(path: Path, chunks: Iterable[bytes | memoryview]) -> durable.Digest:
+    """Write a file of a run folder, whole or not at all."""
     try:
         return durable.publish(path, chunks)
     except OSError as error:

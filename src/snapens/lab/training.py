@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import __version__, metrics
 from ..ensembler import SnapshotEnsembler
-from ..errors import ArgumentError, DamagedError, NonFiniteError, StoreError
+from ..errors import ArgumentError, DamagedError, NonFiniteError
 from . import gallery
 from .feed import Placed
 from .interpolate import GRID, lines
@@ -61,10 +61,7 @@ class Training:
 
     def open(self, resume: bool = False) -> None:
         """Begin the run in its folder, or go on with the one that is there."""
-        if self.run.exists and not resume:
-            raise StoreError(
-                f"run must be a folder without a run, got {self.run.path}: choose another, or resume that one"
-            )
+        self.run.admit(self.recipe, resume)
         with self._queue():
             self._ensembler = SnapshotEnsembler(
                 self.step.network,
