@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from snapens.report.evidence import Difference, Evidence
-from snapens.report.verdict import NOISE, SAME_ANSWERS, STILL_IMPROVING, basis, verdict
+from snapens.report.verdict import FLAT, NOISE, SAME_ANSWERS, STILL_IMPROVING, basis, verdict
 
 NOTHING = Difference(0.0, 0.001)
 EVIDENCE = Evidence(
@@ -111,8 +111,7 @@ def test_snapshots_that_answer_alike_are_told():
 
 
 def test_a_line_without_a_bump_is_told_apart_from_like_answers():
-    noise = NOISE * EVIDENCE.test_noise
-    assert "Snapshot 1 is in one valley with the last one." in said(bumps={1: noise - 1e-6, 2: noise + 1e-6})
+    assert "Snapshot 1 is in one valley with the last one." in said(bumps={1: FLAT - 1e-6, 2: FLAT + 1e-6})
     assert not any("valley" in words for words in said(bumps={1: 0.1, 2: 0.1}))
     assert not any("valley" in words for words in said(bumps={2: -0.1}, correlations=(0.5, 0.99)))
 
@@ -135,3 +134,15 @@ def test_one_snapshot_is_no_ensemble():
 def test_the_basis_says_what_the_findings_may_be_used_for():
     assert basis(EVIDENCE).startswith("A description of the 10,000 test images, not a choice")
     assert basis(replace(EVIDENCE, part="held_out")).startswith("From 10,000 training images that were held out")
+
+
+def test_too_few_images_to_see_a_bump_say_nothing_of_valleys():
+    # 0.6 points of noise: a line may rise by more than a point unseen
+    assert not any("valley" in words for words in said(bumps={1: -0.1, 2: 0.0}, test_noise=0.006))
+    alike = said(correlations=(0.99, 0.99), bumps={1: 0.0}, test_noise=0.006)
+    assert not any("one minimum" in finding.because for finding in alike.values())
+
+
+def test_the_lines_are_said_to_be_of_test_images_where_the_rest_was_held_out():
+    assert "of test images" in basis(replace(EVIDENCE, part="held_out", bumps={1: 0.0}))
+    assert "of test images" not in basis(replace(EVIDENCE, part="held_out"))

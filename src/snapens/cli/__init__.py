@@ -143,7 +143,7 @@ Command = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 for a run that failed, 2 for what was refused, 128 and more for a signal."""
+    """Run one command; the exit status is 0, 1 if a run failed, 2 for what was refused, 128 and more for a signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
         sys.stdout.write(f"snapens {__version__}\n")

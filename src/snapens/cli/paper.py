@@ -116,10 +116,10 @@ class PaperTable:
     def __call__(self) -> int:
         """Print it."""
         from ..lab.ledger import entries
-        from ..report import formats
+        from ..report.formats import FORMATS
         from ..report.tables import table
 
-        sys.stdout.write(getattr(formats, self.format)(table(self.number, entries(self.ledger))).rstrip() + "\n")
+        sys.stdout.write(FORMATS[self.format](table(self.number, entries(self.ledger))).rstrip() + "\n")
         return 0
 
 
@@ -143,11 +143,11 @@ class PaperFigure:
         from ..storage.durable import publish
 
         out = self.out or Path(f"figure-{self.name}.svg")
-        if out.suffix not in (".svg", ".png"):
+        if (form := figures.FORMATS.get(out.suffix[1:])) is None:
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
         drawn = figures.figure(self.name, entries(self.ledger), self.network)
         try:
-            publish(out, [figures.svg(drawn) if out.suffix == ".svg" else figures.png(drawn)])
+            publish(out, [form(drawn)])
         except OSError as error:
             raise StoreError(f"out must be a file that can be written, got {out} ({error}): choose another") from error
         sys.stdout.write(f"{out}\n")

@@ -6,9 +6,11 @@ from typing import Literal
 from .evidence import Evidence
 
 NOISE = 2.0
-"""Standard errors that a difference must exceed to count: about one false alarm in forty."""
+"""Standard errors, of these images, that a difference must exceed to count: about one false alarm in forty looks."""
 STILL_IMPROVING = 0.05
 """A share of its error that the last cycle takes off: below it, longer cycles would hardly change the last snapshot."""
+FLAT = 0.01
+"""The most that the error rises on a line without a bump; where the noise of few images is more, nothing is said."""
 SAME_ANSWERS = 0.985
 """A correlation with the last snapshot: after the last drop of a standard schedule it is 0.99 and more (the demo's
 NoCycle runs), between neighbours of a cyclic run 0.98 and less."""
@@ -34,7 +36,7 @@ def basis(evidence: Evidence) -> str:
     if evidence.part == "held_out":
         return (
             f"From {evidence.examples:,} training images that were held out: what is chosen here may be reported on "
-            "the test set."
+            "the test set." + " The lines between snapshots alone are of test images." * bool(evidence.bumps)
         )
     return (
         f"A description of the {evidence.examples:,} test images, not a choice: no images were held out. To choose m "
@@ -117,7 +119,7 @@ def _alike(evidence: Evidence) -> Finding | None:
     if not alike:
         return None
     least = min(evidence.correlations[k - 1] for k in alike)
-    flat = [k for k in alike if evidence.bumps.get(k, 1.0) <= NOISE * evidence.test_noise]
+    flat = [k for k in alike if k in _flat(evidence)]
     because = f"Their softmax outputs correlate by {least:.3f} or more with the last one's"
     if flat:
         because += f", and on the line from {_listed(flat)} to the last one the error has no bump: one minimum"
@@ -127,19 +129,22 @@ def _alike(evidence: Evidence) -> Finding | None:
 
 def _valley(evidence: Evidence) -> Finding | None:
     """Snapshots joined to the last one by a line without a bump, though their answers differ."""
-    joined = [
-        k
-        for k, bump in sorted(evidence.bumps.items())
-        if bump <= NOISE * evidence.test_noise and evidence.correlations[k - 1] < SAME_ANSWERS
-    ]
+    joined = [k for k in _flat(evidence) if evidence.correlations[k - 1] < SAME_ANSWERS]
     if not joined:
         return None
     because = (
         "With BatchNorm's statistics estimated anew, the test error on the straight line to the last snapshot never "
-        f"rises more than {_points(NOISE * evidence.test_noise, signed=False)} (noise) above both its ends. Their "
+        f"rises more than {_points(FLAT, signed=False)} above both its ends. Their "
         "answers differ all the same, which is what the ensemble uses; an average of the weights may do well too."
     )
     return Finding("note", f"{_snapshots(joined)} in one valley with the last one.", because)
+
+
+def _flat(evidence: Evidence) -> list[int]:
+    """Members whose line to the last one has no bump, where there are images enough to see one."""
+    if NOISE * evidence.test_noise > FLAT:
+        return []
+    return [k for k, bump in sorted(evidence.bumps.items()) if bump <= FLAT]
 
 
 def _snapshots(members: list[int]) -> str:
