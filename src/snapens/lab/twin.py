@@ -1,7 +1,7 @@
 """Twin: the network that a GPU trains, with weights rounded to bfloat16 once a step instead of once a layer.
 
 Autocast casts every weight on its way forward and every gradient on its way back, a small kernel
-each: with a batch of 64, ResNet-110 spends a fifth of its kernels on that and on counting batches.
+each: of the 1,719 kernels in a step of ResNet-110, at least a sixth did that or counted batches (a profile on an H200).
 The twin holds bfloat16 weights for convolutions and linear layers and shares all else with its
 original, so the numbers are autocast's own; three kernels over all tensors take the place of the many.
 """
