@@ -68,6 +68,11 @@ def test_correlation_equals_scipys(members):
     assert metrics.correlation(members[:1]).shape == (1, 1)
 
 
+def test_what_never_varies_correlates_with_nothing_but_itself():
+    members = [[[0.5, 0.5], [0.5, 0.5]], [[0.8, 0.2], [0.4, 0.6]]]
+    assert metrics.correlation(members).tolist() == [[1, 0], [0, 1]]
+
+
 def test_disagreement_counts_different_votes(members):
     votes = members.argmax(-1)
     matrix = metrics.disagreement(members)

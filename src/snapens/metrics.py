@@ -80,13 +80,17 @@ def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: 
 def correlation(members: ArrayLike) -> Floats:
     """(members, members): the Pearson correlation of two members' softmax over examples × classes (Figure 6).
 
+    It is 0 with a member that gives every class of every example the same probability.
+
     Examples:
         >>> correlation([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]]).round(4)
         array([[1.    , 0.8437],
                [0.8437, 1.    ]])
     """
     p = _members(members)
-    return np.atleast_2d(np.corrcoef(p.reshape(len(p), -1)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.atleast_2d(np.corrcoef(p.reshape(len(p), -1)))
+    return np.where(np.isnan(found), np.eye(len(p)), found)
 
 
 def disagreement(members: ArrayLike) -> Floats:

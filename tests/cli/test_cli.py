@@ -212,7 +212,7 @@ def test_the_lines_between_the_snapshots_are_measured_on_demand_even_later(folde
     assert train() == 0
     assert Run("run").curves() is None
     assert train("--resume", "--curves") == 0
-    assert [line["step"] for line in Run("run").curves()["lines"]] == [18]
+    assert [line.snapshot for line in Run("run").curves().lines] == [1]
 
 
 def test_tensorboard_reads_what_was_logged(folder):

@@ -21,6 +21,7 @@ def recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "_cells", lambda: {cell.name: cell})
     monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
     monkeypatch.setattr(paper, "IMAGES", {"tiny": 40})
+    monkeypatch.setattr(paper, "TEST_IMAGES", {"tiny": 20})
     trainings = prepare([(tiny.recipe(seed=3), tmp_path / "run")], tiny.load, torch.device("cpu"))
     train(trainings)
     return trainings[0].run
@@ -51,6 +52,14 @@ def test_every_table_is_printed_in_every_format(tmp_path, monkeypatch, capsys, n
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "table", number, "--format", style]) == 0
     assert mark in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["list"], ["table", "1"], ["figure", "6"]])
+def test_a_mistyped_ledger_is_told_from_one_that_is_not_there_yet(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", *command, "--ledger", "resluts"]) == 2
+    assert "ledger must be a folder, got resluts: check the path" in capsys.readouterr().err
+    assert main(["paper", *command]) == 0
 
 
 def test_a_figure_is_written_as_its_name_says(tmp_path, monkeypatch, capsys):

@@ -245,7 +245,7 @@ def test_a_pack_that_does_not_fit_is_refused_before_a_folder_is_made(tmp_path):
 def test_the_line_between_snapshots_ends_at_them(tmp_path):
     [training] = trained((tiny.recipe(network="tiny:residual", epochs=8), tmp_path / "run"))
     training.measure_between()
-    [line] = training.run.curves()["lines"]
-    members = training.run.outputs().member_errors
-    assert line["interpolated"][0] == pytest.approx(members[1], abs=0.06)  # one test image of twenty may tip over
-    assert line["interpolated"][-1] == pytest.approx(members[0], abs=0.06)
+    [line] = training.run.curves().lines
+    first, last = training.run.outputs().member_errors
+    assert line.interpolated_percent[0] == pytest.approx(100 * first, abs=6)  # one test image of twenty may tip over
+    assert line.interpolated_percent[-1] == pytest.approx(100 * last, abs=6)

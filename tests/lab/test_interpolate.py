@@ -1,13 +1,17 @@
 """The line between two snapshots, against weights averaged and evaluated by hand."""
 
+import json
+from dataclasses import asdict, replace
+
 import numpy as np
 import pytest
 import tiny
 import torch
 
-from snapens.errors import DamagedError
+from snapens.errors import ArgumentError, DamagedError
+from snapens.lab.between import Between, Line
 from snapens.lab.engine import prepare, train
-from snapens.lab.interpolate import GRID, lines
+from snapens.lab.interpolate import LAST_SHARE, between
 from snapens.lab.runs import Run
 from snapens.weights import tensors
 
@@ -33,14 +37,13 @@ def error(network, data):
         return (network(normalised(data, data.test)).argmax(1).numpy() != data.test.labels).mean()
 
 
-def test_a_line_begins_at_the_last_snapshot_and_ends_at_the_earlier_one(finished):
-    members = finished.run.outputs().member_errors
-    found = list(lines(finished.step, finished.run.snapshots))
-    assert [line.step for line in found] == [20, 10]
-    for line, member in zip(found, (members[1], members[0]), strict=True):
-        assert len(line.interpolated) == len(line.estimated) == len(GRID)
-        assert line.interpolated[0] == members[2]
-        assert line.interpolated[-1] == member
+def test_a_line_begins_at_the_earlier_snapshot_and_ends_at_the_last_one(finished):
+    *earlier, last = (100 * error for error in finished.run.outputs().member_errors)
+    found = between(finished.step, finished.run.snapshots)
+    assert found.last_share == (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
+    assert [line.snapshot for line in found.lines] == [1, 2]
+    for line, member in zip(found.lines, earlier, strict=True):
+        assert (line.interpolated_percent[0], line.interpolated_percent[-1]) == pytest.approx((member, last), abs=1e-4)
     last = finished.run.snapshots.load(30)
     assert all(torch.equal(last[name], tensor) for name, tensor in tensors(finished.step.network).items())
     assert finished.step.network.training
@@ -51,9 +54,8 @@ def test_weights_and_statistics_half_way_are_their_means_or_estimated_anew(finis
     end, start = snapshots.load(30), snapshots.load(10)
     network = tiny.net(classes=4, channels=3)
     network.load_state_dict({name: (end[name] + start[name]) / 2 for name in end})
-    line = list(lines(finished.step, snapshots))[1]
-    half = GRID.index(0.5)
-    assert line.interpolated[half] == error(network, data)
+    line, half = between(finished.step, snapshots).lines[0], LAST_SHARE.index(0.5)
+    assert line.interpolated_percent[half] == pytest.approx(100 * error(network, data), abs=1e-4)
 
     inputs = []
     hook = network.norm.register_forward_hook(lambda module, given, output: inputs.append(given[0]))
@@ -63,15 +65,38 @@ def test_weights_and_statistics_half_way_are_their_means_or_estimated_anew(finis
     x = inputs[0].double()
     network.norm.running_mean.copy_(x.mean((0, 2, 3)))
     network.norm.running_var.copy_(x.var((0, 2, 3)))
-    assert line.estimated[half] == error(network, data)
+    assert line.estimated_percent[half] == pytest.approx(100 * error(network, data), abs=1e-4)
 
 
 def test_what_was_measured_is_kept_in_the_run_and_read_back(finished, tmp_path):
     assert finished.run.curves() is None
     finished.measure_between()
     curves = Run(tmp_path / "run").curves()
-    assert curves["grid"] == list(GRID)
-    assert [line["step"] for line in curves["lines"]] == [20, 10]
-    (tmp_path / "run/curves.json").write_text("[NaN]")
-    with pytest.raises(DamagedError, match=r"curves.json must be what snapens wrote"):
-        finished.run.curves()
+    assert curves == between(finished.step, finished.run.snapshots)
+    for damaged in ("[NaN]", "{}", json.dumps(asdict(replace(curves, lines=(replace(curves.lines[1], snapshot=3),))))):
+        (tmp_path / "run/curves.json").write_text(damaged)
+        with pytest.raises(DamagedError, match=r"curves.json must be what snapens wrote, got .*: remove it"):
+            finished.run.curves()
+
+
+def test_a_bump_is_what_rises_above_both_ends_with_statistics_estimated_anew():
+    assert Line(1, (50, 90, 50), (20, 31, 30)).bump_points == 1
+    assert Line(1, (50, 90, 50), (20, 25, 30)).bump_points == -5
+
+
+@pytest.mark.parametrize(
+    ("shares", "lines", "message"),
+    [
+        ((0, 1), (), "last_share must ascend from 0 to 1, with something between, got"),
+        ((0.1, 0.5, 1), (), "last_share must"),
+        ((0, 0.5, 0.9), (), "last_share must"),
+        ((0, 0.5, 0.5, 1), (), "last_share must"),
+        ((0, 0.5, 1), (Line(2, (1, 2, 3), (1, 2, 3)), Line(1, (1, 2, 3), (1, 2, 3))), "lines must be of ascending"),
+        ((0, 0.5, 1), (Line(0, (1, 2, 3), (1, 2, 3)),), "lines must be of ascending snapshots, counted from 1, got"),
+        ((0, 0.5, 1), (Line(1, (1, 2), (1, 2, 3)),), "a line must have a percentage for each of 3 shares, got"),
+        ((0, 0.5, 1), (Line(1, (1, 2, 3), (1, 2, 101)),), "a line must have a percentage"),
+    ],
+)
+def test_lines_that_cannot_be_are_refused(shares, lines, message):
+    with pytest.raises(ArgumentError, match=message):
+        Between(shares, lines)

@@ -13,13 +13,19 @@ import torch
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
 from snapens.lab import ledger, paper
-from snapens.lab.entry import Entry, Exit, Joint, Line
+from snapens.lab.between import Between, Line
+from snapens.lab.entry import Entry, Exit, Joint
 from snapens.lab.runs import Run
 
 SNAPSHOT = paper.find("densenet40-cifar100-snapshot-0.2").recipe
 SINGLE = paper.find("densenet40-cifar100-single").recipe
 LABELS = np.random.default_rng(0).integers(0, 10, 40)
 MADE = {"pack": 4, "device": "NVIDIA H200", "torch": "2.11.0", "snapens": "0.1.0"}
+
+
+@pytest.fixture(autouse=True)
+def data_sets_of_forty_test_images(monkeypatch):
+    monkeypatch.setattr(paper, "TEST_IMAGES", dict.fromkeys(paper.TEST_IMAGES, 40))
 
 
 def finished(folder, recipe=SNAPSHOT, labels=LABELS, trained=7, **last_words):
@@ -121,15 +127,13 @@ def test_losses_are_kept_with_their_rates_thinned_to_300_points(tmp_path):
     assert max(np.diff(long.epoch)) <= 2  # evenly: every third or fourth of 1,001 half epochs
 
 
-def test_the_lines_between_snapshots_run_towards_the_last_as_in_figure_5(tmp_path):
+def test_the_lines_between_snapshots_are_kept_where_they_were_measured(tmp_path):
     run = finished(tmp_path)
     assert Entry.of_run(run, "c").between is None
-    steps = SNAPSHOT.schedule(50_000).snapshot_steps
-    lines = [{"step": steps[k], "interpolated": [0.2, 0.9, 0.3], "estimated": [0.2, 0.25, 0.3]} for k in (4, 0)]
-    run.keep_curves({"grid": [0.0, 0.5, 1.0], "lines": lines})
-    between = Entry.of_run(run, "c").between
-    assert between.last_share == (1, 0.5, 0)
-    assert between.lines == tuple(Line(k, (20, 90, 30), (20, 25, 30)) for k in (5, 1))
+    lines = Between((0.0, 0.5, 1.0), tuple(Line(k, (20, 90, 30), (20, 25, 30)) for k in (1, 5)))
+    run.keep_curves(lines)
+    path = ledger.record(run, tmp_path / "results", "c")
+    assert ledger.entries(tmp_path / "results")[path.stem].between == lines
 
 
 def test_a_run_of_one_snapshot_has_an_entry(tmp_path):
@@ -143,7 +147,7 @@ def test_a_run_of_one_snapshot_has_an_entry(tmp_path):
 
 def test_what_is_read_is_what_was_recorded(tmp_path):
     runs = [finished(tmp_path, replace(SINGLE, seed=seed)) for seed in (0, 1)]
-    runs[0].keep_curves({"grid": [0.0], "lines": []})
+    runs[0].keep_curves(Between((0.0, 0.5, 1.0), ()))
     for run in runs:
         ledger.record(run, tmp_path / "results", "c")
     ledger.record_together(runs, tmp_path / "results")
@@ -177,7 +181,7 @@ def lose_the_last_snapshot(run):
         (
             lambda run: run.note("trained", epoch=1),
             DamagedError,
-            "log.jsonl and curves.json must be what snapens wrote",
+            "log.jsonl must be what snapens wrote",
         ),
         (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be what snapens wrote"),
         (lambda run: run.note("finished", seconds=1.0), DamagedError, "must be what snapens wrote, got KeyError"),
@@ -288,6 +292,29 @@ def test_a_run_that_is_overwritten_takes_what_it_had_a_part_in_with_it(recorded)
     assert [origin.commit for origin in again.origins] == ["commit0", "commit1", "another"]
 
 
+def test_a_number_of_runs_that_are_gone_or_others_is_refused(recorded):
+    singles, _, results = recorded
+    ledger.record_together(singles, results)
+    joints = sorted(path.stem for path in results.glob("*-x?-*"))
+    path = results / "densenet40-cifar100-single-seed2.json"
+    content = path.read_text()
+    for damage in (path.unlink, lambda: path.write_text(content.replace("commit2", "another"))):
+        damage()
+        with pytest.raises(
+            DamagedError,
+            match=rf"{joints[1]}\.json must be of runs that are in the ledger as they were, but .*: remove",
+        ):
+            ledger.entries(results)
+    path.write_text(content)
+    assert sorted(name for name, found in ledger.entries(results).items() if isinstance(found, Joint)) == joints
+
+
+def test_test_images_of_another_number_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "TEST_IMAGES", {**paper.TEST_IMAGES, "cifar100": 10_000})
+    with pytest.raises(ArgumentError, match="test_images must be the 10,000 of cifar100, got 40"):
+        ledger.record(finished(tmp_path), tmp_path / "results", "c")
+
+
 def test_repetitions_have_no_seed_in_common(recorded, tmp_path):
     singles, _, results = recorded
     run = finished(tmp_path, replace(SINGLE, seed=3))
@@ -328,16 +355,17 @@ def changed(**changes):
 
 
 def lines(**changes):
-    line = {"snapshot": 1, "interpolated_percent": [1.0], "estimated_percent": [1.0]}
-    return {"last_share": [1.0], "lines": [{**line, **changes}]}
+    line = {"snapshot": 1, "interpolated_percent": [1.0] * 3, "estimated_percent": [1.0] * 3}
+    return {"last_share": [0.0, 0.5, 1.0], "lines": [{**line, **changes}]}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda text: text[:-10], "Expecting|delimiter|Unterminated"),
-        (lambda text: "[]", "format must be 1"),
-        (changed(format=2), "format must be 1: a newer snapens may read the file"),
+        (lambda text: "[]", "format None instead of 1"),
+        (changed(format=True), "format True instead of 1"),
+        (changed(format=2), "format 2, of which this snapens knows only 1: take a newer one"),
         (changed(kind="rumour"), "kind must be one of run, runs together, got 'rumour'"),
         (changed(kind=["run"]), "kind must be one of"),
         (changed(more=1), "entry must be an object of recipe, origin, seconds"),
@@ -351,7 +379,10 @@ def lines(**changes):
         (changed(correlation=[[1.0]] * 6), "an entry must have 6 numbers"),
         (changed(losses={"epoch": [1.0], "lr": [], "loss": []}), "losses must have as many epochs as rates"),
         (changed(between=lines(snapshot=6)), "a line must be of an earlier snapshot"),
-        (changed(between=lines(estimated_percent=[])), "with an error for each of last_share"),
+        (changed(between=lines(estimated_percent=[])), "a line must have a percentage for each of 3 shares"),
+        (changed(test_images=41), "test_images must be the 40 of cifar100, got 41"),
+        (changed(snapshot_percent=[1.0, 2.0, 3.0, 4.0, 5.0, 101.0]), "errors must be between 0 and 100 percent"),
+        (changed(early_exit=[{"threshold": 0.5, "error_percent": -1.0, "mean_members": 1.0}]), "errors must be"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": 1e999'), "seconds must be float, got 'inf'"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": NaN'), "NaN is not JSON"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": 1' + "0" * 400), "too large"),
@@ -393,6 +424,7 @@ def test_the_ledger_is_read_without_torch(tmp_path):
     ledger.record(finished(tmp_path), tmp_path / "results", "c")
     code = (
         "import sys; from pathlib import Path; from snapens.lab import ledger, paper\n"
+        "paper.TEST_IMAGES['cifar100'] = 40\n"
         f"entries = ledger.entries(Path({str(tmp_path / 'results')!r}))\n"
         "assert len(ledger.measured(paper.find('densenet40-cifar100-m6'), entries)) == 1\n"
         "assert 'torch' not in sys.modules"

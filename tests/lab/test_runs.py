@@ -12,7 +12,7 @@ from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
 from snapens.lab.feed import Placed
 from snapens.lab.runs import Outputs, Run, State
-from snapens.storage import durable
+from snapens.storage import durable, tensorfile
 
 DATA = tiny.data().described()
 
@@ -311,6 +311,31 @@ def test_a_damaged_file_of_outputs_is_an_error_of_our_own(tmp_path, keep):
     path = tmp_path / "outputs.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DamagedError, match=r"outputs\.safetensors"):
+        run.outputs()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stored: stored.pop("steps"),
+        lambda stored: stored.pop("test_labels"),
+        lambda stored: stored.update(steps=torch.tensor([20])),
+        lambda stored: stored.update(test_labels=LABELS[:3]),
+        lambda stored: stored.update(test=stored["test"] * float("nan")),
+        lambda stored: stored.update(test=stored["test"][0]),
+    ],
+)
+def test_outputs_that_lack_something_are_damaged(tmp_path, change):
+    run = begun(tmp_path)
+    run.add_outputs(10, {"test": (member(1), LABELS)})
+    kept(tmp_path, 10)
+    path = tmp_path / "outputs.safetensors"
+    stored = {name: entry.read() for name, entry in tensorfile.entries(path).items()}
+    change(stored)
+    path.write_bytes(b"".join(tensorfile.encode(stored)))
+    with pytest.raises(
+        DamagedError, match=r"outputs\.safetensors must hold what every member says, got .*: restore it"
+    ):
         run.outputs()
 
 

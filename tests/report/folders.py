@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from snapens.lab.between import Between, Line
 from snapens.lab.recipe import Recipe
 from snapens.lab.runs import Run
 
@@ -33,7 +34,7 @@ def made(path, *, members=3, examples=40, classes=CLASSES, method="snapshot", he
     quality = {name: options.pop(name) for name in ("skill", "apart") if name in options}
     seed = options.setdefault("seed", 0)
     path.mkdir(parents=True)
-    run, made_of = Run(path), recipe(members, method=method, **options)
+    run, made_of = Run(path), recipe(members, method=method, held_out=held_out, **options)
     images = {"images": {"train": {"count": IMAGES, "sha256": "0"}}}
     run.begin(made_of, {"classes": list(classes), "size": 4, "channels": 1, **images, **data})
     schedule, snapshots = made_of.schedule(IMAGES), run.snapshots
@@ -52,12 +53,7 @@ def made(path, *, members=3, examples=40, classes=CLASSES, method="snapshot", he
 
 def with_curves(run, bump=0.0):
     """Add lines between the snapshots, straight but for a bump in the middle."""
-    *earlier, _ = run.snapshots.steps
-    errors = run.outputs().member_errors
-    lines = []
-    for k, step in reversed(list(enumerate(earlier))):
-        straight = [errors[-1] + share * (errors[k] - errors[-1]) for share in (0, 0.5, 1)]
-        straight[1] += bump
-        lines.append({"step": step, "interpolated": straight, "estimated": straight})
-    run.keep_curves({"grid": [0, 0.5, 1], "lines": lines})
+    *earlier, last = (100 * error for error in run.outputs().member_errors)
+    ways = [(error, (error + last) / 2 + 100 * bump, last) for error in earlier]
+    run.keep_curves(Between((0.0, 0.5, 1.0), tuple(Line(k, way, way) for k, way in enumerate(ways, 1))))
     return run

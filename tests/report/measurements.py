@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 
 from snapens.lab import paper
-from snapens.lab.entry import Between, Entry, Exit, Joint, Line, Losses, Origin
+from snapens.lab.between import Between, Line
+from snapens.lab.entry import Entry, Exit, Joint, Losses, Origin
 
 ORIGIN = Origin("3f2a91c0d4", "NVIDIA H200", "2.11.0", "0.1.0")
 
@@ -18,6 +19,7 @@ def entry(recipe, origin=ORIGIN, between=True):
     level = next((cell.published_percent for cell in cells if cell.published_percent), 25.0)
     k = np.arange(m)
     alone = level * (1.12 + (0.35 if recipe.method == "single" else 0.02) * (m - 1 - k)) + rng.normal(0, 0.1, m)
+    alone = np.minimum(alone, 95)
     last, first = level * (1 + 0.12 * 0.5**k), level * (1 + 0.15 * 0.6**k)
     epochs = np.arange(1, min(recipe.epochs, 300) + 1)
     schedule = recipe.schedule(paper.images(recipe))
@@ -30,7 +32,7 @@ def entry(recipe, origin=ORIGIN, between=True):
         seconds=4000.5,
         images_per_second=3750.0,
         pack=4,
-        test_images=10_000,
+        test_images=paper.TEST_IMAGES[recipe.dataset],
         snapshot_epochs=tuple(float(e) for e in recipe.epochs * (k + 1) / m),
         snapshot_percent=series(alone),
         last_percent=series(last),
@@ -46,13 +48,13 @@ def entry(recipe, origin=ORIGIN, between=True):
 
 
 def lines(m, level):
-    shares = np.arange(10, -1, -1) / 10
+    shares = np.arange(11) / 10
     hump = 4 * shares * (1 - shares)
     return Between(
         series(shares),
         tuple(
             Line(k, series(level + (90 - level) * hump**0.4 * (m - k) / m), series(level + 8 * hump * (m - k) / m))
-            for k in range(m - 1, 0, -1)
+            for k in range(1, m)
         ),
     )
 

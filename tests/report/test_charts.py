@@ -75,7 +75,7 @@ def test_a_matrix_has_a_number_for_each_pair(summary, drawn, name, scale, form):
 @pytest.mark.parametrize("name", ["interpolated", "estimated"])
 def test_lines_lead_to_the_last_snapshot(summary, drawn, name):
     found = [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn[name].figure.axes[0].lines]
-    wanted = [(list(line.mixing), [100 * error for error in getattr(line, name)]) for line in summary.details.lines]
+    wanted = [([0, 0.5, 1], list(getattr(line, f"{name}_percent"))) for line in summary.details.lines]
     assert found == wanted
     assert [xs[-1] for xs, _ in found] == [1, 1]
     ends = {round(ys[-1], 9) for _, ys in found}

@@ -36,7 +36,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     run = folders.with_curves(folders.made(folder / "cycles", held_out=30), bump=0.3)
     gallery.keep(run, np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8))
-    return [folders.made(folder / "standard", method="single", seed=1), run]
+    return [folders.made(folder / "standard", method="single", seed=1, held_out=30), run]
 
 
 def test_a_page_answers_first_and_shows_every_part(demo):
@@ -52,6 +52,7 @@ def test_a_page_answers_first_and_shows_every_part(demo):
     assert sum(tag == "svg" for tag, _ in shape.elements) == 9
     assert sum(tag == "img" for tag, _ in shape.elements) == 40
     assert "From 30 training images that were held out" in text
+    assert "held-out error, %" in text
 
 
 def test_a_page_needs_neither_curves_nor_a_gallery_nor_a_log_nor_a_second_member(tmp_path):
@@ -59,10 +60,13 @@ def test_a_page_needs_neither_curves_nor_a_gallery_nor_a_log_nor_a_second_member
     (bare.path / "log.jsonl").unlink()
     html = page.render([bare])
     assert "There is one snapshot" in html
+    assert "The one snapshot so far errs on" in html
+    assert not any(words in html for words in ("The ensemble", "Ensemble of", "disagree most", 'id="sure"'))
     assert "unfinished, 1 of 1" in html
     shape = Shape(page.render([folders.made(tmp_path / "two", members=2)]))
     assert ("img", ["alt", "height", "src", "width"]) not in shape.elements
     assert any("--curves" in text for text in shape.text)
+    assert any("what is chosen by them has no test left" in text for text in shape.text)
 
 
 def test_the_same_folders_give_the_same_bytes(demo, tmp_path):

@@ -61,11 +61,6 @@ def test_the_log_gives_minima_losses_and_cost(run, summary):
     assert rates[epochs.index(4.0)] == 0.2
 
 
-def test_a_run_that_does_not_say_its_images_shows_the_rates_of_its_log(tmp_path):
-    focus = summarise([folders.made(tmp_path / "run", data={"images": None})]).focus
-    assert focus.rates() == (list(focus.trace.epochs), list(focus.trace.rates))
-
-
 def test_early_exit_asks_members_from_the_last_until_they_are_sure():
     # two examples, two classes; oldest member first
     p = np.array([[[0.0, 1.0], [0.5, 0.5]], [[0.9, 0.1], [0.6, 0.4]]])
@@ -86,11 +81,18 @@ def test_early_exit_asks_members_from_the_last_until_they_are_sure():
     assert exits.nll[1, 20] == pytest.approx(-(np.log(0.1) + np.log(0.55)) / 2)
 
 
-def test_without_early_exit_the_table_is_the_ensembles(summary):
-    exits = summary.details.exits
-    assert exits.error[:, -1].tolist() == [found.error for found in summary.focus.last]
-    assert exits.nll[:, -1] == pytest.approx([found.nll for found in summary.focus.last])
+def test_without_early_exit_the_table_is_the_ensembles_on_the_images_that_were_held_out(run, summary):
+    exits, held_out = summary.details.exits, run.outputs("held_out")
+    wanted = [score(held_out.probabilities[-m:].mean(0), held_out.labels) for m in (1, 2, 3, 4)]
+    assert exits.error[:, -1] == pytest.approx([error for error, _, _ in wanted])
+    assert exits.nll[:, -1] == pytest.approx([nll for _, nll, _ in wanted])
     assert exits.used[:, -1].tolist() == [1, 2, 3, 4]
+    assert exits.error[:, -1].tolist() != [found.error for found in summary.focus.last]
+
+
+def test_where_nothing_was_held_out_the_table_is_of_the_test_images(tmp_path):
+    summary = summarise([folders.made(tmp_path / "run", members=4)])
+    assert summary.details.exits.error[:, -1] == pytest.approx([found.error for found in summary.focus.last])
 
 
 def test_a_certain_member_does_not_end_a_search_without_a_threshold():
@@ -189,12 +191,17 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
 
 
 @pytest.mark.parametrize(
-    ("method", "pattern", "warm"),
-    [("snapshot", (), True), ("single", (), False), ("singlecycle", (), False), ("grow", ("warm", "fresh"), False)],
+    ("method", "pattern", "restarts"),
+    [
+        ("snapshot", (), "warm"),
+        ("single", (), "none"),
+        ("singlecycle", (), "fresh"),
+        ("grow", ("warm", "fresh"), "fresh"),
+    ],
 )
-def test_cycles_are_warm_where_none_begins_fresh(tmp_path, method, pattern, warm):
+def test_restarts_are_warm_where_none_begins_fresh(tmp_path, method, pattern, restarts):
     run = folders.made(tmp_path / "run", method=method, pattern=pattern)
-    assert summarise([run]).details.evidence.warm_cycles is warm
+    assert summarise([run]).details.evidence.restarts == restarts
 
 
 def test_the_focus_is_the_first_ensemble_and_the_baseline_the_run_most_like_it(tmp_path):
@@ -238,10 +245,14 @@ def test_no_run_and_the_same_run_twice_are_refused(run):
     [
         ("log.jsonl", lambda text: text.replace('"loss": 1.0', '"loss": "much"')),
         ("log.jsonl", lambda text: text.replace('"epoch": 4.0, ', "")),
+        ("log.jsonl", lambda text: text.replace('"loss": 1.0', '"loss": 1e999')),
+        ("log.jsonl", lambda text: text.replace('"seconds": 12.5', '"seconds": -1e999')),
         ("recipe.json", lambda text: text.replace('"ant",', "")),
-        ("curves.json", lambda text: text.replace('"grid"', '"grids"')),
-        ("curves.json", lambda text: text.replace('"step": 32', '"step": 33')),
-        ("curves.json", lambda text: json.dumps({**json.loads(text), "grid": [0, 1]})),
+        ("recipe.json", lambda text: text.replace('"count": 64', '"count": "many"')),
+        ("recipe.json", lambda text: text.replace('"count": 64', '"count": 0')),
+        ("curves.json", lambda text: text.replace('"last_share"', '"share"')),
+        ("curves.json", lambda text: text.replace('"snapshot": 2', '"snapshot": 3')),
+        ("curves.json", lambda text: json.dumps({**json.loads(text), "last_share": [0, 1]})),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, file, change):
@@ -288,10 +299,13 @@ def test_a_baseline_has_the_same_task_and_budget(tmp_path):
     assert summarise([focus, longer, same]).baseline.name == "same"
 
 
-@pytest.mark.parametrize("other", [{"classes": list("abcd")}, {"images": {"test": {"count": 40, "sha256": "b"}}}])
+def images(sha256):
+    return {"images": {"train": {"count": 64, "sha256": "0"}, "test": {"count": 40, "sha256": sha256}}}
+
+
+@pytest.mark.parametrize("other", [{"classes": list("abcd")}, images("b")])
 def test_equal_labels_of_other_images_are_not_paired(tmp_path, other):
-    known = {"images": {"test": {"count": 40, "sha256": "a"}}}
-    run = folders.made(tmp_path / "run", data=known)
-    another = folders.made(tmp_path / "another", seed=1, data={**known, **other})
+    run = folders.made(tmp_path / "run", data=images("a"))
+    another = folders.made(tmp_path / "another", seed=1, data={**images("a"), **other})
     with pytest.raises(MismatchError, match="runs must have been tested on the same images"):
         summarise([run, another])

@@ -11,7 +11,7 @@ NOTHING = Difference(0.0, 0.001)
 EVIDENCE = Evidence(
     part="test",
     examples=10_000,
-    warm_cycles=True,
+    restarts="warm",
     member_errors=(0.30, 0.30, 0.30),
     ensemble_errors=(0.30, 0.28, 0.27),
     gain=Difference(0.03, 0.002),
@@ -70,7 +70,8 @@ def test_enough_is_the_smallest_m_within_one_standard_error_of_the_best(differen
     assert words in said(over_best=over_best, ensemble_errors=errors)
 
 
-@pytest.mark.parametrize(("value", "hurts"), [(0.0041, True), (0.0039, False)])
+# two looks: 1.14 % of a normal distribution lie beyond 2.28 standard deviations, half of the 2.28 % beyond 2
+@pytest.mark.parametrize(("value", "hurts"), [(0.00456, True), (0.00455, False)])
 def test_early_snapshots_hurt_where_fewer_are_better_beyond_noise(value, hurts):
     fewer = (Difference(-0.03, 0.002), Difference(value, 0.002), Difference(0.0, 0.0))
     found = said(over_fewer=fewer, ensemble_errors=(0.30, 0.266, 0.27))
@@ -84,17 +85,18 @@ SHORT = "The cycles are too short: snapshots were still improving."
 
 
 @pytest.mark.parametrize(
-    ("progress", "warm", "short"),
+    ("progress", "restarts", "short"),
     [
-        (Difference(STILL_IMPROVING * 0.3 + 1e-6, 0.001), True, True),
-        (Difference(STILL_IMPROVING * 0.3 - 1e-6, 0.001), True, False),  # too small a share
-        (Difference(0.06, 0.031), True, False),  # noise
-        (Difference(0.06, 0.001), False, False),  # a standard schedule, or cycles that begin fresh
-        (None, True, False),
+        (Difference(STILL_IMPROVING * 0.3 + 1e-6, 0.001), "warm", True),
+        (Difference(STILL_IMPROVING * 0.3 - 1e-6, 0.001), "warm", False),  # too small a share
+        (Difference(0.06, 0.031), "warm", False),  # noise
+        (Difference(0.06, 0.001), "none", False),
+        (Difference(0.06, 0.001), "fresh", False),
+        (None, "warm", False),
     ],
 )
-def test_cycles_are_too_short_where_the_last_one_still_took_off_much(progress, warm, short):
-    found = said(progress=progress, warm_cycles=warm)
+def test_cycles_are_too_short_where_the_last_one_still_took_off_much(progress, restarts, short):
+    found = said(progress=progress, restarts=restarts)
     assert (SHORT in found) is short
     if short:
         assert "training loss at the minimum from 0.2 to 0.1" in found[SHORT].because

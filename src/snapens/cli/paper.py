@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, subcommand
@@ -12,6 +12,9 @@ from ..errors import ArgumentError, StoreError
 from ..lab import paper
 from ..lab.recipe import unknown
 from .options import Place, Where
+
+if TYPE_CHECKING:
+    from ..lab.ledger import Entries
 
 LEDGER = Path("results")
 
@@ -27,14 +30,14 @@ class PaperList:
 
     def __call__(self) -> int:
         """Print a table."""
-        from ..lab import ledger
+        from ..lab.ledger import measured
         from . import tables
 
         chosen = [cell for cell in paper.cells() if self.only in cell.name]
         if not chosen:
             raise unknown("cell", self.only, [cell.name for cell in paper.cells()])
-        recorded = ledger.entries(self.ledger)
-        tables.cells(chosen, lambda cell: ledger.measured(cell, recorded))
+        recorded = _entries(self.ledger)
+        tables.cells(chosen, lambda cell: measured(cell, recorded))
         return 0
 
 
@@ -115,11 +118,10 @@ class PaperTable:
 
     def __call__(self) -> int:
         """Print it."""
-        from ..lab.ledger import entries
         from ..report.formats import FORMATS
         from ..report.tables import table
 
-        sys.stdout.write(FORMATS[self.format](table(self.number, entries(self.ledger))).rstrip() + "\n")
+        sys.stdout.write(FORMATS[self.format](table(self.number, _entries(self.ledger))).rstrip() + "\n")
         return 0
 
 
@@ -138,20 +140,28 @@ class PaperFigure:
 
     def __call__(self) -> int:
         """Write the file and say where it is."""
-        from ..lab.ledger import entries
         from ..report import figures
         from ..storage.durable import publish
 
         out = self.out or Path(f"figure-{self.name}.svg")
         if (form := figures.FORMATS.get(out.suffix[1:])) is None:
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
-        drawn = figures.figure(self.name, entries(self.ledger), self.network)
+        drawn = figures.figure(self.name, _entries(self.ledger), self.network)
         try:
             publish(out, [form(drawn)])
         except OSError as error:
             raise StoreError(f"out must be a file that can be written, got {out} ({error}): choose another") from error
         sys.stdout.write(f"{out}\n")
         return 0
+
+
+def _entries(folder: Path) -> "Entries":
+    """What is in the ledger; without the folder of that name there is none yet, but another one must be there."""
+    from ..lab import ledger
+
+    if folder != LEDGER and not folder.is_dir():
+        raise ArgumentError(f"ledger must be a folder, got {folder}: check the path")
+    return ledger.entries(folder)
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import metrics
 from ..errors import ArgumentError, DamagedError, MismatchError, SnapensError, StoreError
 from . import paper
+from .between import Between, Series
 from .recipe import Recipe
+from .scores import Running, Score
 
 if TYPE_CHECKING:  # reading the ledger does not wait for torch
     from .runs import Outputs, Run
-
-Floats = NDArray[np.float64]
-Series = tuple[float, ...]
 
 _MOST_POINTS = 300  # of a loss curve
 _THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
@@ -47,25 +45,6 @@ class Losses:
     epoch: Series
     lr: Series
     loss: Series
-
-
-@dataclass(frozen=True)
-class Line:
-    """Errors of weights between a snapshot, counted from 1, and the last one, at each of `Between.last_share`."""
-
-    snapshot: int
-    interpolated_percent: Series
-    """With BatchNorm's running statistics interpolated as the weights are."""
-    estimated_percent: Series
-    """With statistics estimated anew."""
-
-
-@dataclass(frozen=True)
-class Between:
-    """The lines of Figure 5; `last_share` is its λ: 0 is the earlier snapshot, 1 the last."""
-
-    last_share: Series
-    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -112,10 +91,13 @@ class Entry:
             raise ArgumentError(f"an entry must have {m} numbers, one for each snapshot, wherever it has a series")
         if len({len(values) for values in vars(self.losses).values()}) != 1:
             raise ArgumentError("losses must have as many epochs as rates and losses")
-        shares = len(self.between.last_share) if self.between else 0
-        for line in self.between.lines if self.between else ():
-            if not 1 <= line.snapshot < m or {len(line.interpolated_percent), len(line.estimated_percent)} != {shares}:
-                raise ArgumentError("a line must be of an earlier snapshot, with an error for each of last_share")
+        if self.between and any(line.snapshot >= m for line in self.between.lines):
+            raise ArgumentError(f"a line must be of an earlier snapshot than the last, which is {m}")
+        if self.test_images != (counted := paper.TEST_IMAGES[self.recipe.dataset]):
+            raise ArgumentError(f"test_images must be the {counted:,} of {self.recipe.dataset}, got {self.test_images}")
+        percentages = (*curves[1:], [found.error_percent for found in self.early_exit])
+        if not all(0 <= value <= 100 for values in percentages for value in values):
+            raise ArgumentError("errors must be between 0 and 100 percent")
 
     @property
     def name(self) -> str:
@@ -140,7 +122,7 @@ class Entry:
             raise DamagedError(
                 f"{run.path} must hold the snapshots of steps {steps}, got {run.snapshots.steps}: train it anew"
             )
-        outputs, curves = run.outputs(), run.curves()
+        outputs = run.outputs()
         try:
             seconds = float(finished["seconds"])
             return cls(
@@ -152,15 +134,14 @@ class Entry:
                 test_images=len(outputs.labels),
                 snapshot_epochs=tuple(round(step * recipe.batch / paper.images(recipe), 4) for step in steps),
                 losses=_thinned(line for line in run.log() if line.get("event") == "trained"),
-                between=None if curves is None else _between(curves, steps),
+                between=run.curves(),
                 **_worth(outputs),
             )
         except SnapensError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(
-                f"{run.path}: log.jsonl and curves.json must be what snapens wrote, "
-                f"got {type(error).__name__}: {error}: restore them"
+                f"{run.path}/log.jsonl must be what snapens wrote, got {type(error).__name__}: {error}: restore it"
             ) from error
 
 
@@ -241,32 +222,22 @@ def _finished(run: "Run") -> tuple[Recipe, dict[str, Any]]:
 def _worth(outputs: "Outputs") -> dict[str, Any]:
     """The fields of an entry that follow from what the members say of the test images."""
     p, labels = outputs.probabilities, outputs.labels
-    last, first = _running_mean(p[::-1]), _running_mean(p)
+    first, last, running = Score.of_growing(p, labels), Score.of_growing(p[::-1], labels), Running.of(p, labels)
+    exits = []
+    for threshold in _THRESHOLDS:
+        asked = running.asked(threshold)
+        wrong = running.choice[asked - 1, np.arange(len(labels))] != labels
+        exits.append(Exit(threshold, _percent(wrong.mean()), round(float(asked.mean()), 4)))
     return {
         "snapshot_percent": tuple(map(_percent, metrics.error(p, labels))),
-        "last_percent": tuple(map(_percent, metrics.error(last, labels))),
-        "first_percent": tuple(map(_percent, metrics.error(first, labels))),
-        "last_nll": _rounded(metrics.nll(last, labels)),
-        "last_ece": _rounded(metrics.ece(last, labels)),
+        "last_percent": tuple(_percent(score.error) for score in last),
+        "first_percent": tuple(_percent(score.error) for score in first),
+        "last_nll": _rounded(score.nll for score in last),
+        "last_ece": _rounded(score.ece for score in last),
         "correlation": tuple(map(_rounded, metrics.correlation(p))),
         "disagreement": tuple(map(_rounded, metrics.disagreement(p))),
-        "early_exit": tuple(_exit(last, labels, threshold) for threshold in _THRESHOLDS),
+        "early_exit": tuple(exits),
     }
-
-
-def _running_mean(members: Floats) -> Floats:
-    """(members, examples, classes): the mean of the first 1, 2, … of them."""
-    means: Floats = np.cumsum(members, axis=0)
-    means /= np.arange(1, len(members) + 1)[:, None, None]
-    return means
-
-
-def _exit(means: Floats, labels: NDArray[np.int64], threshold: float) -> Exit:
-    enough = means.max(-1) >= threshold
-    enough[-1] = True  # there is no further member to ask
-    used = enough.argmax(0)
-    answers = np.take_along_axis(means.argmax(-1), used[None], axis=0)[0]
-    return Exit(threshold, _percent(np.mean(answers != labels)), round(float(np.mean(used + 1)), 4))
 
 
 def _thinned(lines: Iterable[dict[str, Any]]) -> Losses:
@@ -274,19 +245,6 @@ def _thinned(lines: Iterable[dict[str, Any]]) -> Losses:
     if len(points) > _MOST_POINTS:
         points = [points[k] for k in np.linspace(0, len(points) - 1, _MOST_POINTS).round().astype(int)]
     return Losses(*(tuple(float(f"{point[k]:.5g}") for point in points) for k in range(3)))
-
-
-def _between(curves: dict[str, Any], steps: tuple[int, ...]) -> Between:
-    """As a run keeps them, shares are those of the earlier snapshot, and errors fractions."""
-    lines = tuple(
-        Line(
-            steps.index(line["step"]) + 1,
-            tuple(map(_percent, line["interpolated"])),
-            tuple(map(_percent, line["estimated"])),
-        )
-        for line in curves["lines"]
-    )
-    return Between(_rounded(1 - share for share in curves["grid"]), lines)
 
 
 def _percent(fraction: float) -> float:

@@ -1,17 +1,15 @@
 """The ledger: our measured values for the paper's cells, one small JSON file for each run or set of runs."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, DamagedError, StoreError
 from ..storage import durable, jsonfile
 from . import paper
 from .entry import Entry, Joint, Origin, joint_name
-from .recipe import Recipe
+from .typed import decoded
 
 if TYPE_CHECKING:  # reading the ledger does not wait for torch
     from .runs import Run
@@ -52,7 +50,14 @@ def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = Fa
 
 def entries(folder: Path) -> dict[str, Entry | Joint]:
     """All that is in the ledger, by name; nothing where there is no such folder."""
-    return {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+    found = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+    for name, joint in found.items():
+        if isinstance(joint, Joint) and not _is_of(joint, found):
+            raise DamagedError(
+                f"{folder / name}.json must be of runs that are in the ledger as they were, but those of "
+                f"{', '.join(joint.runs)} are not all there, or not the same: remove it, record them again, together"
+            )
+    return found
 
 
 def runs_of(cell: paper.Cell, entries: Entries) -> list[Entry]:
@@ -78,6 +83,13 @@ def origins(cell: paper.Cell, entries: Entries) -> list[Origin]:
 def _joints_of(cell: paper.Cell, entries: Entries) -> list[Joint]:
     found = [entry for entry in entries.values() if isinstance(entry, Joint) and entry.cell == cell.name]
     return sorted(found, key=lambda joint: joint.repetition)
+
+
+def _is_of(joint: Joint, entries: Entries) -> bool:
+    """Whether its runs are the ones that the entries are about."""
+    runs = [entry for name in joint.runs if isinstance(entry := entries.get(name), Entry)]
+    seconds = round(sum(run.seconds for run in runs), 3)
+    return (tuple(run.origin for run in runs), seconds) == (joint.origins, joint.seconds)
 
 
 def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
@@ -114,12 +126,15 @@ def _without_commits(content: Any) -> Any:
 def _read(path: Path) -> Entry | Joint:
     try:
         content = jsonfile.read(path)
-        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise ArgumentError(f"format must be {_FORMAT}: a newer snapens may read the file")
+        version = content.pop("format", None) if isinstance(content, dict) else None
+        if type(version) is int and version > _FORMAT:
+            raise ArgumentError(f"format {version}, of which this snapens knows only {_FORMAT}: take a newer one")
+        if type(version) is not int or version != _FORMAT:
+            raise ArgumentError(f"format {version!r} instead of {_FORMAT}")
         kind = content.pop("kind", None)
         if kind not in tuple(_KINDS):  # it may be anything
             raise ArgumentError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}")
-        entry: Entry | Joint = _decoded(_KINDS[kind], content, "entry")
+        entry: Entry | Joint = decoded(_KINDS[kind], content, "entry")
         if entry.name != path.stem:
             raise ArgumentError(f"the name must be that of its content, {entry.name}")
         return entry
@@ -127,23 +142,3 @@ def _read(path: Path) -> Entry | Joint:
         raise StoreError(f"{path} could not be read ({error}): check who may read it") from error
     except (ValueError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{path} must be an entry of the ledger, got {error}: restore or remove it") from error
-
-
-def _decoded(kind: Any, value: Any, where: str) -> Any:
-    """A value of JSON as what a dataclass has it for, each of exactly its own type."""
-    if kind is Recipe:
-        return Recipe.of(value)
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        if not isinstance(value, dict) or value.keys() != hints.keys():
-            raise ArgumentError(f"{where} must be an object of {', '.join(hints)}")
-        return kind(**{name: _decoded(hint, value[name], name) for name, hint in hints.items()})  # type: ignore[operator]
-    if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(_decoded(get_args(kind)[0], item, where) for item in value)
-    if get_origin(kind) is UnionType:
-        return None if value is None else _decoded(get_args(kind)[0], value, where)
-    if kind is float and type(value) in (int, float) and math.isfinite(value):  # 1e999 is JSON
-        return float(value)
-    if kind is not float and type(value) is kind:
-        return value
-    raise ArgumentError(f"{where} must be {getattr(kind, '__name__', kind)}, got {str(value)[:80]!r}")

@@ -19,6 +19,15 @@ IMAGES = {
     "imagenet": 1_281_167,
 }
 """Training images of each data set, those held out included."""
+TEST_IMAGES = {
+    "cifar10": 10_000,
+    "cifar100": 10_000,
+    "svhn": 26_032,
+    "svhn-extra": 26_032,
+    "tinyimagenet": 10_000,
+    "imagenet": 50_000,
+}
+"""Those that errors are measured on; of Tiny ImageNet and ImageNet the validation images, whose labels are known."""
 
 IMAGES_PER_SECOND = {"resnet110": 23_000, "wrn32": 29_000, "densenet40": 14_000, "densenet100": 1_740}
 """Training speed of a pack on one H200, batch 64, CIFAR's images; `snapens bench train` measures it."""

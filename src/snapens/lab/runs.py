@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -20,9 +20,12 @@ from .. import metrics
 from ..errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ..snapshots import Snapshots
 from ..storage import durable, jsonfile, tensorfile
+from .between import Between
 from .data.augment import Scheme
 from .paper import Cell
 from .recipe import Recipe
+from .scores import running_means
+from .typed import decoded
 
 log = logging.getLogger("snapens")
 
@@ -53,13 +56,12 @@ class Outputs:
     @property
     def member_errors(self) -> list[float]:
         """The error of each member alone, a fraction, oldest first."""
-        return [float(metrics.error(member, self.labels)) for member in self.probabilities]
+        return metrics.error(self.probabilities, self.labels).tolist()  # type: ignore[no-any-return]
 
     @property
     def ensemble_errors(self) -> list[float]:
         """The error of the last m members together, for m = 1 … M."""
-        sums = np.cumsum(self.probabilities[::-1], axis=0)
-        return [float(metrics.error(total / m, self.labels)) for m, total in enumerate(sums, 1)]
+        return [float(metrics.error(mean, self.labels)) for mean in running_means(self.probabilities[::-1])]
 
 
 class Run:
@@ -146,7 +148,7 @@ class Run:
         with suppress(FileNotFoundError), open(self.path / "log.jsonl", encoding="utf-8") as file:
             for line in file:
                 with suppress(ValueError, TypeError):
-                    yield dict(json.loads(line))
+                    yield dict(jsonfile.loads(line))
 
     def save(self, state: State) -> None:
         """Keep a state; the one before stays until the next."""
@@ -203,29 +205,35 @@ class Run:
 
     def outputs(self, part: str = "test") -> Outputs:
         """What the members say of the "test" or "held_out" images; members are those of `snapshots.steps`."""
-        stored = self._stored_outputs()
+        stored, path = self._stored_outputs(), self.path / "outputs.safetensors"
         if part not in stored:
             held_out = "; train with held_out=N to have some" if part == "held_out" else ""
             raise StoreError(f"{self.path} holds no outputs of the {part} images{held_out}")
-        steps, members = stored["steps"].tolist(), self.snapshots.steps
-        if not members:
+        if not (members := self.snapshots.steps):
             raise StoreError(f"{self.path} holds no snapshot yet: wait for the first minimum")
-        if lost := [step for step in members if step not in steps]:
-            raise DamagedError(
-                f"{self.path}: outputs.safetensors must hold every member, but lacks steps {lost}: restore it"
-            )
-        return Outputs(stored[part][[steps.index(step) for step in members]].numpy(), stored[f"{part}_labels"].numpy())
+        try:
+            steps, outputs, labels = stored["steps"].tolist(), stored[part].numpy(), stored[f"{part}_labels"].numpy()
+            if outputs.shape[:2] != (len(steps), len(labels)) or np.isnan(outputs).any():
+                raise ValueError(f"{outputs.shape} for {len(steps)} steps and {len(labels)} labels, or not a number")
+            return Outputs(outputs[[steps.index(step) for step in members]], labels)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{path} must hold what every member says, got {error}: restore it") from error
 
-    def keep_curves(self, curves: Mapping[str, Any]) -> None:
+    def keep_curves(self, curves: Between) -> None:
         """Write down what was measured between the snapshots."""
-        publish(self.path / "curves.json", [jsonfile.dumps(dict(curves))])
+        publish(self.path / "curves.json", [jsonfile.dumps(asdict(curves))])
 
-    def curves(self) -> dict[str, Any] | None:
+    def curves(self) -> Between | None:
         """What was measured between the snapshots, if it was."""
         path = self.path / "curves.json"
+        if not path.exists():
+            return None
         try:
-            return dict(jsonfile.read(path)) if path.exists() else None
-        except (OSError, TypeError, ValueError, RecursionError) as error:
+            curves: Between = decoded(Between, jsonfile.read(path), "curves")
+            if any(line.snapshot >= len(self.snapshots.steps) for line in curves.lines):
+                raise ArgumentError(f"lines of more than {len(self.snapshots.steps)} snapshots")
+            return curves
+        except (OSError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path} must be what snapens wrote, got {error}: remove it") from error
 
     def _stored_outputs(self) -> dict[str, Tensor]:
@@ -249,7 +257,8 @@ def cell_error(cell: Cell, runs: Sequence[Run]) -> float:
     """The error that a cell of the paper is about, a fraction, from one run for each of its seeds."""
     found = [run.outputs() for run in runs]
     chosen = [outputs.probabilities[-1:] if cell.reads == "last" else outputs.probabilities for outputs in found]
-    return float(metrics.error(np.concatenate(chosen).mean(0), found[0].labels))
+    *_, together = running_means(np.concatenate(chosen)[::-1])  # added up as in a run's own outputs
+    return float(metrics.error(together, found[0].labels))
 
 
 def publish(path: Path, chunks: Iterable[bytes | memoryview]) -> durable.Digest:

@@ -15,7 +15,7 @@ from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError, DamagedError, NonFiniteError
 from . import gallery
 from .feed import Placed
-from .interpolate import GRID, lines
+from .interpolate import between
 from .recipe import Recipe
 from .runs import Run, State
 from .step import TrainingStep
@@ -147,8 +147,8 @@ class Training:
     def measure_between(self) -> None:
         """Keep the errors on the lines between the last snapshot and the earlier ones, once the run is finished."""
         with self._queue():
-            found = [vars(line) for line in lines(self.step, self.run.snapshots)]
-        self.run.keep_curves({"grid": GRID, "lines": found})
+            found = between(self.step, self.run.snapshots)
+        self.run.keep_curves(found)
 
     def close(self) -> None:
         """Let another writer have the folder."""

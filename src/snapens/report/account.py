@@ -1,5 +1,6 @@
 """Account: what one run says of itself, as numbers."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,27 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import metrics
 from ..errors import DamagedError
 from ..lab.recipe import Recipe
 from ..lab.runs import Outputs, Run
+from ..lab.scores import Running, Score
 
-Floats = NDArray[np.float64]
 _RATE_POINTS = 400
-
-
-@dataclass(frozen=True)
-class Score:
-    """What one predictor is worth: its error (a fraction), NLL (nats) and expected calibration error."""
-
-    error: float
-    nll: float
-    ece: float
-
-    @classmethod
-    def of(cls, probabilities: Floats, labels: NDArray[np.int64]) -> "Score":
-        """From (examples, classes)."""
-        return cls(*(float(of(probabilities, labels)) for of in (metrics.error, metrics.nll, metrics.ece)))
 
 
 @dataclass(frozen=True)
@@ -53,23 +39,18 @@ class Trace:
         finished = next((line for line in lines if line.get("event") == "finished"), {})
         seconds, pack = finished.get("seconds"), finished.get("pack")
         device, torch, snapens = (finished.get(name) and str(finished[name]) for name in ("device", "torch", "snapens"))
-        epochs, rates, losses = (tuple(float(line[name]) for line in trained) for name in ("epoch", "lr", "loss"))
+        epochs, rates, losses = (tuple(_finite(line[name]) for line in trained) for name in ("epoch", "lr", "loss"))
         return cls(
             tuple(int(line["step"]) for line in trained),
             epochs,
             rates,
             losses,
-            None if seconds is None else float(seconds),
+            None if seconds is None else _finite(seconds),
             None if pack is None else int(pack),
             device,
             torch,
             snapens,
         )
-
-    @property
-    def epochs_per_step(self) -> float:
-        """Of the last line, where rounding matters least."""
-        return self.epochs[-1] / self.steps[-1] if self.steps else 0.0
 
     def loss_at(self, step: int) -> float | None:
         """The mean loss of the stretch that ends with this step."""
@@ -84,8 +65,8 @@ class Account:
     recipe: Recipe
     classes: tuple[str, ...]
     steps: tuple[int, ...]
-    images: int | None
-    """How many it was trained on, where the run knows."""
+    images: int
+    """How many it was trained on."""
     trace: Trace
     members: tuple[Score, ...]
     """Each alone, oldest first."""
@@ -111,8 +92,7 @@ class Account:
                 f"{run.path}/recipe.json must name the {p.shape[-1]} classes of the outputs, got {len(classes)} names: "
                 "restore the file"
             )
-        first, last = (_growing(members, labels) for members in (p, p[::-1]))
-        wrong = np.stack([mean.argmax(-1) != labels for mean in (p[-1], p.mean(0))])
+        first, last = (Score.of_growing(members, labels) for members in (p, p[::-1]))
         members = tuple(Score.of(member, labels) for member in p)
         return cls(
             run.path.resolve().name,
@@ -124,7 +104,7 @@ class Account:
             members,
             first,
             last,
-            wrong,
+            Running.of(p, labels).choice[[0, -1]] != labels,
         )
 
     @property
@@ -140,12 +120,10 @@ class Account:
     @property
     def minima(self) -> tuple[float, ...]:
         """The epochs at which snapshots were taken."""
-        return tuple(step * self.trace.epochs_per_step for step in self.steps)
+        return tuple(step * self.recipe.batch / self.images for step in self.steps)
 
     def rates(self) -> tuple[list[float], list[float]]:
-        """Epochs and learning rates: the schedule's where the images are known, else those of the log."""
-        if self.images is None:
-            return list(self.trace.epochs), list(self.trace.rates)
+        """Epochs and learning rates of the schedule."""
         schedule = self.recipe.schedule(self.images)
         steps = set(np.linspace(0, schedule.total_steps - 1, _RATE_POINTS).astype(int).tolist())
         for restart in schedule.restart_steps:  # a jump is a vertical line
@@ -155,20 +133,19 @@ class Account:
         return [step * self.recipe.batch / self.images for step in ordered], rates
 
 
-def _growing(members: Floats, labels: NDArray[np.int64]) -> tuple[Score, ...]:
-    total, scores = np.zeros_like(members[0]), []
-    for k, member in enumerate(members, 1):
-        total += member
-        scores.append(Score.of(total / k, labels))
-    return tuple(scores)
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{value} is not finite")
+    return number
 
 
-def _images(run: Run) -> int | None:
-    """Runs of before their data was counted do not say."""
+def _images(run: Run) -> int:
     try:
-        return int(run.data["images"]["train"]["count"])
-    except (KeyError, TypeError, ValueError):
-        return None
+        if (count := int(run.data["images"]["train"]["count"])) < 1:
+            raise ValueError(count)
+        return count
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{run.path}/recipe.json must count the training images: restore the file") from error
 
 
 def _trace(run: Run) -> Trace:

@@ -17,11 +17,11 @@ from .svg import Chart
 
 def draw(summary: Summary) -> dict[str, Chart]:
     """Every chart that the runs have numbers for, by name."""
-    drawers: list[Callable[[Summary], Chart]] = [snapshots, last_members, reliability, exits]
+    drawers: list[Callable[[Summary], Chart]] = [snapshots, reliability]
     if summary.focus.trace.steps:
         drawers.insert(0, training)
     if len(summary.focus.members) > 1:
-        drawers += [correlation, disagreement]
+        drawers += [last_members, exits, correlation, disagreement]
     if summary.details.lines:
         drawers += [interpolated, estimated]
     with style.drawing():
@@ -76,22 +76,24 @@ def last_members(summary: Summary) -> Chart:
     """The last m together (Figure 3's bars); each bar is marked with its m for the page's script."""
     figure = style.figure()
     axes = figure.subplots()
-    errors = _percent(summary.focus.last)
-    lowest = min([*errors, *_baseline_percent(summary.baseline)])
-    floor = max(0.0, lowest - 1.2 * max(float(np.ptp([*errors, *_baseline_percent(summary.baseline)])), 0.5))
+    evidence = summary.details.evidence
+    errors = [100 * error for error in evidence.ensemble_errors]
+    baseline = summary.baseline if evidence.part == "test" else None
+    lowest = min([*errors, *_baseline_percent(baseline)])
+    floor = max(0.0, lowest - 1.2 * max(float(np.ptp([*errors, *_baseline_percent(baseline)])), 0.5))
     for m, error in enumerate(errors, 1):
         axes.bar(m, error - floor, bottom=floor, width=0.62, color=ENSEMBLE, gid=f"m={m}")
         axes.annotate(
             f"{error:.2f}", (m, error), (0, 3), textcoords="offset points", ha="center", fontsize=9.5, color=INK
         )
-    _reference(axes, summary.baseline)
+    _reference(axes, baseline)
     axes.set_xticks(np.arange(1, len(errors) + 1))
     axes.grid(False)
     axes.set_ylim(bottom=floor)
     axes.margins(y=0.12)
     axes.set_xlabel("m, members from the last backwards")
-    axes.set_ylabel("test error, %")
-    return Chart("last", figure, "Error of the last m together", f"From {_span(summary.focus.last)}.")
+    axes.set_ylabel(_error_of(summary))
+    return Chart("last", figure, "Error of the last m together", f"From {errors[0]:.2f} % to {errors[-1]:.2f} %.")
 
 
 def correlation(summary: Summary) -> Chart:
@@ -141,11 +143,11 @@ def exits(summary: Summary) -> Chart:
     figure = style.figure()
     axes = figure.subplots()
     table, m = summary.details.exits, np.arange(1, len(summary.focus.last) + 1)
-    axes.plot(m, _percent(summary.focus.last), color=SINGLE, marker="o", label="always the last m")
+    axes.plot(m, 100 * table.error[:, -1], color=SINGLE, marker="o", label="always the last m")
     axes.plot(table.used[-1], 100 * table.error[-1], color=ENSEMBLE, marker=".", label="stop when sure")
     axes.set_xticks(m)
     axes.set_xlabel("members asked on average")
-    axes.set_ylabel("test error, %")
+    axes.set_ylabel(_error_of(summary))
     axes.legend(loc="upper right")
     told = f"Early exit at confidence 0.50 asks {table.used[-1, 0]:.2f} members on average."
     return Chart("exits", figure, "What early exit costs and saves", told)
@@ -181,19 +183,20 @@ def _lines(summary: Summary, name: str, statistics: str) -> Chart:
     axes, found = figure.subplots(), summary.details.lines
     for k, line in enumerate(found):
         strength = 0.35 + 0.65 * (k + 1) / len(found)
-        axes.plot(line.mixing, [100 * error for error in getattr(line, name)], color=ENSEMBLE, alpha=strength)
-    both = [100 * error for line in found for error in (*line.interpolated, *line.estimated)]
+        axes.plot(summary.details.last_share, getattr(line, f"{name}_percent"), color=ENSEMBLE, alpha=strength)
+    both = [error for line in found for error in (*line.interpolated_percent, *line.estimated_percent)]
     room = 0.05 * (max(both) - min(both) or 1)
     axes.set_ylim(min(both) - room, max(both) + room)  # the same for both variants
     axes.set_xlim(-0.07, 1)
-    places = _spread([100 * getattr(line, name)[0] for line in found], gap=1.1 * (max(both) - min(both) or 1) / 18)
+    places = _spread(
+        [getattr(line, f"{name}_percent")[0] for line in found], gap=1.1 * (max(both) - min(both) or 1) / 18
+    )
     for line, place in zip(found, places, strict=True):
-        axes.text(-0.02, place, str(summary.focus.steps.index(line.step) + 1), ha="right", va="center")
+        axes.text(-0.02, place, str(line.snapshot), ha="right", va="center")
     axes.set_xlabel("λ: 0 is an earlier snapshot (its number), 1 the last one")
     axes.set_ylabel("test error, %")
     told = "; ".join(
-        f"snapshot {summary.focus.steps.index(line.step) + 1}: at most {100 * max(getattr(line, name)):.2f} %"
-        for line in found
+        f"snapshot {line.snapshot}: at most {max(getattr(line, f'{name}_percent')):.2f} %" for line in found
     )
     return Chart(name, figure, f"Between the last snapshot and the earlier ones, {statistics}", f"{told}.")
 
@@ -205,6 +208,11 @@ def _spread(heights: Sequence[float], gap: float) -> list[float]:
         places[above] = max(places[above], places[below] + gap)
     shift = float(np.mean(places) - np.mean(heights))
     return [place - shift for place in places]
+
+
+def _error_of(summary: Summary) -> str:
+    """The name of an axis: errors by which m and the confidence may be chosen, where images were held out."""
+    return {"held_out": "held-out error, %", "test": "test error, %"}[summary.details.evidence.part]
 
 
 def _reference(axes: Any, baseline: Account | None) -> None:

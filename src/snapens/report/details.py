@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from .. import metrics
 from ..errors import DamagedError
 from ..lab import gallery
+from ..lab.between import Line
 from ..lab.runs import Outputs, Run
-from . import lines
+from ..lab.scores import Floats, Running
 from .account import Account
 from .evidence import Evidence
-from .exits import THRESHOLDS, Exits, Running
+from .exits import THRESHOLDS, Exits
 
-Floats = NDArray[np.float64]
 _BINS = 15  # as in metrics.ece
 _CLASSES = 5  # shown that gain, and as many that lose
 
@@ -73,10 +73,13 @@ class Details:
 
     correlation: Floats
     disagreement: Floats
-    lines: tuple[lines.Line, ...]
+    last_share: tuple[float, ...]
+    lines: tuple[Line, ...]
+    """Between the last snapshot and the earlier ones, at each of `last_share`; none where they were not measured."""
     reliability_last: tuple[Bin, ...]
     reliability_ensemble: tuple[Bin, ...]
     exits: Exits
+    """Of the images that the evidence is from."""
     examples: tuple[Example, ...]
     gaining: tuple[ClassChange, ...]
     losing: tuple[ClassChange, ...]
@@ -86,19 +89,23 @@ class Details:
     def of(cls, run: Run, account: Account, outputs: Outputs) -> "Details":
         """From a run folder alone."""
         p, labels = outputs.probabilities, outputs.labels
-        running, between = Running.of(p, labels), lines.read(run)
+        running, between = Running.of(p, labels), run.curves()
+        shares, lines = (between.last_share, between.lines) if between else ((), ())
+        held_out = run.outputs("held_out") if run.recipe.held_out else None
+        evident = (held_out, Running.of(held_out.probabilities, held_out.labels)) if held_out else (outputs, running)
         changes = _changes(account, labels)
         return cls(
             metrics.correlation(p),
             metrics.disagreement(p),
-            tuple(between),
+            shares,
+            lines,
             _reliability(running.confidence[0], ~account.wrong[0]),
             _reliability(running.confidence[-1], ~account.wrong[1]),
-            Exits.of(running, labels),
+            Exits.of(evident[1], evident[0].labels),
             tuple(_examples(run, account.classes, outputs, running)),
             tuple(change for change in changes[:_CLASSES] if change.change < 0),
             tuple(change for change in changes[: -_CLASSES - 1 : -1] if change.change > 0),
-            Evidence.of(run, account, between),
+            Evidence.of("held_out" if held_out else "test", *evident, account, lines),
         )
 
 

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import metrics
-from ..errors import DamagedError, StoreError
+from ..lab.between import Line
 from ..lab.recipe import Recipe
-from ..lab.runs import Outputs, Run
+from ..lab.runs import Outputs
+from ..lab.scores import Running
 from .account import Account
-from .exits import Running
-from .lines import Line
+
+Part = Literal["held_out", "test"]
+"""The images that something is chosen by; test images only describe, and are taken where none were held out."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,10 @@ class Difference:
 class Evidence:
     """What a verdict is about. Errors are fractions; members are ordered oldest first, ensembles by m = 1 … M."""
 
-    part: str
-    """What it is from: held_out, or test where nothing was held out."""
+    part: Part
     examples: int
-    warm_cycles: bool
-    """Whether cycles go on from the weights of the one before."""
+    restarts: Literal["none", "warm", "fresh"]
+    """Whether cycles go on from the weights of the one before; none is a standard schedule."""
     member_errors: tuple[float, ...]
     ensemble_errors: tuple[float, ...]
     gain: Difference
@@ -62,19 +64,17 @@ class Evidence:
     """The standard error of the last member's test error."""
 
     @classmethod
-    def of(cls, run: Run, account: Account, lines: Sequence[Line]) -> "Evidence":
-        """From the images that were held out, else from the test images."""
-        part, outputs = _chosen(run)
+    def of(cls, part: Part, outputs: Outputs, running: Running, account: Account, lines: Sequence[Line]) -> "Evidence":
+        """From what the members say of one part of the images, alone and as their mean grows."""
         p, labels = outputs.probabilities, outputs.labels
-        alone = p.argmax(-1) != labels
-        together = Running.of(p, labels).choice != labels
+        alone, together = p.argmax(-1) != labels, running.choice != labels
         errors = together.mean(-1)
         best = int(errors.argmin())
         losses = [account.trace.loss_at(step) for step in account.steps]
         return cls(
             part,
             len(labels),
-            _warm(account.recipe, len(p)),
+            _restarts(account.recipe, len(p)),
             tuple(alone.mean(-1).tolist()),
             tuple(errors.tolist()),
             Difference.of(alone[-1], together[-1]),
@@ -83,19 +83,12 @@ class Evidence:
             tuple(Difference.of(together[-1], fewer) for fewer in together),
             tuple(Difference.of(fewer, together[best]) for fewer in together),
             tuple(metrics.correlation(p)[-1, :-1].tolist()) if len(p) > 1 else (),
-            {account.steps.index(line.step) + 1: line.bump for line in lines},
+            {line.snapshot: line.bump_points / 100 for line in lines},
             float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
         )
 
 
-def _chosen(run: Run) -> tuple[str, Outputs]:
-    try:
-        return "held_out", run.outputs("held_out")
-    except DamagedError:
-        raise
-    except StoreError:
-        return "test", run.outputs()
-
-
-def _warm(recipe: Recipe, members: int) -> bool:
-    return recipe.method != "single" and not any(recipe.begins_fresh(cycle) for cycle in range(1, members))
+def _restarts(recipe: Recipe, members: int) -> Literal["none", "warm", "fresh"]:
+    if recipe.method == "single":
+        return "none"
+    return "fresh" if any(recipe.begins_fresh(cycle) for cycle in range(1, members)) else "warm"

@@ -1,46 +1,14 @@
-"""Early exit: members are asked from the last backwards until their running mean is sure enough."""
+"""Early exit: what it costs and saves to ask members, the last first, only until their mean is sure enough."""
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import metrics
-
-Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+from ..lab.scores import Floats, Running, Whole
 
 THRESHOLDS = tuple(k / 100 for k in range(50, 101, 2))
-"""Confidences at which to stop; at 1 every member is asked, even after one that leaves no doubt."""
-
-
-@dataclass(frozen=True)
-class Running:
-    """The mean of the last k members, k = 1 … M: its choice, its confidence, its probability of the label.
-
-    Each is (members, examples).
-    """
-
-    choice: Whole
-    confidence: Floats
-    of_label: Floats
-
-    @classmethod
-    def of(cls, probabilities: Floats, labels: Whole) -> "Running":
-        """From (members, examples, classes), oldest member first."""
-        total, rows = np.zeros_like(probabilities[0]), np.arange(len(labels))
-        found = []
-        for k, member in enumerate(probabilities[::-1], 1):
-            total += member
-            choice = total.argmax(-1)
-            found.append((choice, total[rows, choice] / k, total[rows, labels] / k))
-        return cls(*(np.stack(column) for column in zip(*found, strict=True)))
-
-    def asked(self, threshold: float) -> Whole:
-        """(examples,): how many members speak before the mean's confidence reaches the threshold."""
-        sure = self.confidence >= threshold if threshold < 1 else np.zeros(self.confidence.shape, bool)
-        sure[-1] = True  # there is no other left to ask
-        return np.asarray(sure.argmax(0) + 1, dtype=np.int64)
+"""Confidences at which to stop."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,10 @@
     cards.forEach((card) => showExample(card, members, column));
   };
 
-  document.documentElement.classList.add("live");
-  find("m").addEventListener("input", show);
-  find("sure").addEventListener("input", show);
-  show();
+  if (find("m")) {
+    document.documentElement.classList.add("live");
+    find("m").addEventListener("input", show);
+    find("sure").addEventListener("input", show);
+    show();
+  }
 }

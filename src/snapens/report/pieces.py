@@ -9,9 +9,10 @@ from typing import Any, Literal
 from ..errors import StoreError
 from ..lab.recipe import unknown
 from ..lab.runs import Run
+from ..lab.scores import Score
 from ..storage import durable, jsonfile
 from . import charts
-from .account import Account, Score
+from .account import Account
 from .exits import THRESHOLDS
 from .summary import Summary, summarise
 
@@ -125,10 +126,11 @@ def _snapshots(account: Account) -> Iterator[Row]:
 
 
 def _exits(summary: Summary) -> Iterator[Row]:
-    exits = summary.details.exits
+    exits, images = summary.details.exits, summary.details.evidence.part
     for m, (errors, nlls, used) in enumerate(zip(exits.error, exits.nll, exits.used, strict=True), 1):
         for threshold, *found in zip(THRESHOLDS, errors.tolist(), nlls.tolist(), used.tolist(), strict=True):
-            yield {"m": m, "confidence": threshold, **dict(zip(("error", "nll", "members_asked"), found, strict=True))}
+            worth = dict(zip(("error", "nll", "members_asked"), found, strict=True))
+            yield {"images": images, "m": m, "confidence": threshold, **worth}
 
 
 def _pairs(name: str, values: Any) -> Iterator[Row]:
@@ -138,9 +140,11 @@ def _pairs(name: str, values: Any) -> Iterator[Row]:
 
 
 def _lines(summary: Summary) -> Iterator[Row]:
+    shares = summary.details.last_share
     for line in summary.details.lines:
-        for mixing, interpolated, estimated in zip(line.mixing, line.interpolated, line.estimated, strict=True):
-            yield {"step": line.step, "lambda": mixing, "interpolated": interpolated, "estimated": estimated}
+        for share, *found in zip(shares, line.interpolated_percent, line.estimated_percent, strict=True):
+            errors = dict(zip(("interpolated", "estimated"), (percent / 100 for percent in found), strict=True))
+            yield {"snapshot": line.snapshot, "lambda": share, **errors}
 
 
 def _examples(summary: Summary) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """The verdict: from evidence to sentences, each with its reasons. Every threshold stands here, with why."""
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 from .evidence import Evidence
@@ -67,7 +68,9 @@ def _enough(evidence: Evidence) -> Finding | None:
     best = min(range(members), key=lambda k: evidence.ensemble_errors[k])
     enough = next(k for k, difference in enumerate(evidence.over_best) if difference.value <= difference.standard_error)
     said = f"{_percent(evidence.ensemble_errors[enough])} with the last {enough + 1}"
-    if enough == best:
+    if enough == best == 0:
+        because = f"{said} is the best."
+    elif enough == best:
         because = f"{said} is the best, and every smaller m is worse by more than one paired standard error."
         if enough == members - 1:
             return Finding("note", f"It takes all {members}.", because)
@@ -81,7 +84,8 @@ def _enough(evidence: Evidence) -> Finding | None:
 
 def _hurtful(evidence: Evidence) -> Finding | None:
     """Early snapshots that hurt: some smaller m beats all together beyond noise."""
-    better = [k for k, difference in enumerate(evidence.over_fewer) if difference.exceeds(NOISE)]
+    noise = _noise_of(looks=len(evidence.over_fewer) - 1)
+    better = [k for k, difference in enumerate(evidence.over_fewer) if difference.exceeds(noise)]
     if not better:
         return None
     best = min(better, key=lambda k: evidence.ensemble_errors[k])
@@ -90,15 +94,19 @@ def _hurtful(evidence: Evidence) -> Finding | None:
     because = (
         f"The last {best + 1} together err on {_percent(evidence.ensemble_errors[best])}, all {members} on "
         f"{_percent(evidence.ensemble_errors[-1])}: {_points(gain.value)}, with a paired standard error of "
-        f"{_points(gain.standard_error, signed=False)}. Leave them out, or give them longer cycles."
+        f"{_points(gain.standard_error, signed=False)}. "
     )
+    if evidence.part == "held_out":
+        because += "Leave them out, or give them longer cycles."
+    else:
+        because += "Longer cycles would help them; before they are left out, look at images that were held out."
     return Finding("warning", f"{early[0].upper()}{early[1:]} the ensemble.", because)
 
 
 def _short(evidence: Evidence) -> Finding | None:
     """Cycles too short: the last one still took off a large share of the error. Not for cycles that begin fresh."""
     progress = evidence.progress
-    if progress is None or not evidence.warm_cycles:
+    if progress is None or evidence.restarts != "warm":
         return None
     before, after = evidence.member_errors[-2:]
     if not progress.exceeds(NOISE) or progress.value < STILL_IMPROVING * before:
@@ -123,7 +131,11 @@ def _alike(evidence: Evidence) -> Finding | None:
     because = f"Their softmax outputs correlate by {least:.3f} or more with the last one's"
     if flat:
         because += f", and on the line from {_listed(flat)} to the last one the error has no bump: one minimum"
-    advice = "Restarts at a higher learning rate, or longer cycles, take the weights further."
+    advice = {
+        "none": "A standard schedule ends in one minimum: cycles are what makes snapshots differ.",
+        "warm": "Restarts at a higher learning rate, or longer cycles, take the weights further.",
+        "fresh": "They share no weights: the task leaves members little to differ in.",
+    }[evidence.restarts]
     return Finding("warning", f"{_snapshots(alike)} nearly the last one again.", f"{because}. {advice}")
 
 
@@ -138,6 +150,11 @@ def _valley(evidence: Evidence) -> Finding | None:
         "answers differ all the same, which is what the ensemble uses; an average of the weights may do well too."
     )
     return Finding("note", f"{_snapshots(joined)} in one valley with the last one.", because)
+
+
+def _noise_of(looks: int) -> float:
+    """Standard errors that the greatest of several differences must exceed, for no more false alarms than of one."""
+    return NormalDist().inv_cdf(1 - NormalDist().cdf(-NOISE) / max(looks, 1))
 
 
 def _flat(evidence: Evidence) -> list[int]:
