@@ -158,6 +158,21 @@ def test_an_evaluation_sees_every_image_in_order_and_as_it_is(data, monkeypatch)
     assert np.abs(torch.cat(batches).numpy() - wanted).max() < 1e-6
 
 
+@pytest.mark.parametrize(("images", "steps"), [(1, 1), (2 * BATCH + 1, 3), (10_000, None)])
+@pytest.mark.parametrize("data", SOURCES.values(), ids=SOURCES)
+def test_a_sample_is_what_the_first_steps_see_in_batches_of_an_evaluation(data, monkeypatch, images, steps):
+    data = data()
+    monkeypatch.setitem(_EVALUATION_PIXELS, "cpu", 2 * BATCH * data.size**2)
+    feed = Feed(Placed(data, CPU), SEED, BATCH)
+    feed.prepare(7)
+    found = list(feed.sample(images))
+    count = steps or -(-len(data.train) // BATCH)
+    assert [len(batch) for batch in found] == [2 * BATCH] * (count // 2) + [BATCH] * (count % 2)
+    assert torch.allclose(
+        torch.cat(found), torch.cat([expected(data, step)[0].float() for step in range(count)]), atol=1e-5
+    )
+
+
 def test_arrays_lie_on_the_device_and_files_do_not():
     assert Placed(tiny.data(), CPU).resident
     assert not Placed(files(tiny.data(augmentation="none")), CPU).resident

@@ -11,6 +11,7 @@ import torch
 from snapens.errors import ArgumentError, DamagedError
 from snapens.lab.between import Between, Line
 from snapens.lab.engine import prepare, train
+from snapens.lab.feed import Feed
 from snapens.lab.interpolate import LAST_SHARE, between
 from snapens.lab.runs import Run
 from snapens.weights import tensors
@@ -37,6 +38,15 @@ def error(network, data):
         return (network(normalised(data, data.test)).argmax(1).numpy() != data.test.labels).mean()
 
 
+def first_steps(training, count):
+    """What training saw."""
+    feed, images = Feed(training.placed, training.recipe.seed, training.recipe.batch), []
+    for step in range(count):
+        feed.prepare(step)
+        images.append(feed.read(torch.tensor([step]))[0])
+    return images
+
+
 def test_a_line_begins_at_the_earlier_snapshot_and_ends_at_the_last_one(finished):
     *earlier, last = (100 * error for error in finished.run.outputs().member_errors)
     found = between(finished.step, finished.run.snapshots)
@@ -59,8 +69,8 @@ def test_weights_and_statistics_half_way_are_their_means_or_estimated_anew(finis
 
     inputs = []
     hook = network.norm.register_forward_hook(lambda module, given, output: inputs.append(given[0]))
-    with torch.no_grad():  # all 40 training images are one batch
-        network.eval()(normalised(data, data.train))
+    with torch.no_grad():  # the 40 training images of the first epoch, all in one batch
+        network.eval()(torch.cat(first_steps(finished, 5)))
     hook.remove()
     x = inputs[0].double()
     network.norm.running_mean.copy_(x.mean((0, 2, 3)))

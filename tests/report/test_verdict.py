@@ -19,7 +19,7 @@ EVIDENCE = Evidence(
     losses=(0.3, 0.2, 0.1),
     over_fewer=(Difference(-0.03, 0.002), Difference(-0.01, 0.002), Difference(0.0, 0.0)),
     over_best=(Difference(0.03, 0.002), Difference(0.01, 0.002), Difference(0.0, 0.0)),
-    correlations=(0.90, 0.95),
+    disagreements=(0.25, 0.20),
     bumps={},
     test_noise=0.005,
 )
@@ -104,18 +104,51 @@ def test_cycles_are_too_short_where_the_last_one_still_took_off_much(progress, r
 
 
 def test_snapshots_that_answer_alike_are_told():
-    found = said(correlations=(SAME_ANSWERS - 1e-6, SAME_ANSWERS))
+    found = said(disagreements=(SAME_ANSWERS * 0.3 + 1e-6, SAME_ANSWERS * 0.3))  # of 30 % errors
     assert found["Snapshot 2 is nearly the last one again."].kind == "warning"
     assert "one minimum" not in found["Snapshot 2 is nearly the last one again."].because
-    flat = said(correlations=(0.99, 0.99), bumps={1: 0.5, 2: 0.001})
+    assert "differ on 7.50 % of the images or fewer, where the last one errs on 30.00 %" in "".join(
+        finding.because for finding in found.values()
+    )
+    flat = said(disagreements=(0.03, 0.02), bumps={1: 0.5, 2: 0.001})
     because = flat["Snapshots 1 and 2 are nearly the last one again."].because
     assert "on the line from 2 to the last one the error has no bump: one minimum" in because
+
+
+@pytest.mark.parametrize(
+    ("restarts", "advice"),
+    [
+        ("none", "cycles are what makes snapshots differ"),
+        ("warm", "Restarts at a higher"),
+        ("fresh", "share no weights"),
+    ],
+)
+def test_what_to_do_about_snapshots_that_are_alike_depends_on_how_they_were_trained(restarts, advice):
+    assert (
+        advice in said(disagreements=(0.01, 0.2), restarts=restarts)["Snapshot 1 is nearly the last one again."].because
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("test", "look at images that were held out"), ("held_out", "Leave them out")]
+)
+def test_snapshots_are_left_out_only_by_images_that_were_held_out(part, words):
+    fewer = (Difference(0.0, 0.002), Difference(0.02, 0.002), Difference(0.0, 0.0))
+    assert words in said(over_fewer=fewer, part=part)["The first snapshot hurts the ensemble."].because
+
+
+def test_the_last_alone_is_enough_where_it_is_the_best():
+    found = said(
+        over_best=(Difference(0.0, 0.0), Difference(0.01, 0.002), Difference(0.02, 0.002)),
+        ensemble_errors=(0.3, 0.31, 0.32),
+    )
+    assert found["m = 1 of 3 is enough."].because == "30.00 % with the last 1 is the best."
 
 
 def test_a_line_without_a_bump_is_told_apart_from_like_answers():
     assert "Snapshot 1 is in one valley with the last one." in said(bumps={1: FLAT - 1e-6, 2: FLAT + 1e-6})
     assert not any("valley" in words for words in said(bumps={1: 0.1, 2: 0.1}))
-    assert not any("valley" in words for words in said(bumps={2: -0.1}, correlations=(0.5, 0.99)))
+    assert not any("valley" in words for words in said(bumps={2: -0.1}, disagreements=(0.5, 0.01)))
 
 
 def test_one_snapshot_is_no_ensemble():
@@ -127,7 +160,7 @@ def test_one_snapshot_is_no_ensemble():
             progress=None,
             over_fewer=(NOTHING,),
             over_best=(NOTHING,),
-            correlations=(),
+            disagreements=(),
         )
     )
     assert [finding.says for finding in found] == ["There is one snapshot: nothing to average."]
@@ -141,7 +174,7 @@ def test_the_basis_says_what_the_findings_may_be_used_for():
 def test_too_few_images_to_see_a_bump_say_nothing_of_valleys():
     # 0.6 points of noise: a line may rise by more than a point unseen
     assert not any("valley" in words for words in said(bumps={1: -0.1, 2: 0.0}, test_noise=0.006))
-    alike = said(correlations=(0.99, 0.99), bumps={1: 0.0}, test_noise=0.006)
+    alike = said(disagreements=(0.01, 0.01), bumps={1: 0.0}, test_noise=0.006)
     assert not any("one minimum" in finding.because for finding in alike.values())
 
 

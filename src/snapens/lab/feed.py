@@ -132,6 +132,18 @@ class Feed:
             pixels, labels = self._scheme.crop(self._pixels, self._every, draws), indices
         return self._scheme.finish(pixels, draws, self._placed.mean, self._placed.deviation), labels
 
+    def sample(self, images: int) -> Iterator[Tensor]:
+        """So many training images, or all, as the first steps see them, in batches of an evaluation's size."""
+        batch, data = self._indices.shape[1], self._placed.data
+        steps = -(-min(images, len(data.train)) // batch)
+        together = max(1, _EVALUATION_PIXELS[self._placed.device.type] // (batch * data.size**2))
+        for first in range(0, steps, together):
+            yield torch.cat([self._image_batch(step) for step in range(first, min(first + together, steps))])
+
+    def _image_batch(self, step: int) -> Tensor:
+        self.prepare(step)
+        return self.read(torch.full_like(self._first, step))[0]
+
     def _streamed(self, step: int) -> _Batch:
         if self._batches is None or step != self._range.stop:  # at the start, and on resuming
             self._batches = _read_ahead(self._decoded, (self._order.rows(later, 1) for later in count(step)))

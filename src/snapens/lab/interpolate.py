@@ -1,6 +1,5 @@
 """Measure the errors of weights between a run's snapshots, for the paper's Figure 5."""
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,9 +15,6 @@ _ESTIMATION_IMAGES = 10_000
 
 def between(step: TrainingStep, snapshots: Snapshots) -> Between:
     """The lines from each earlier snapshot to the last one; the network ends as the last snapshot."""
-    train = step.placed.data.train
-    spread = np.linspace(0, len(train) - 1, min(len(train), _ESTIMATION_IMAGES)).astype(np.int64)
-    sample = train.take(spread)  # of all classes, even where the files are sorted by class
     *earlier, last = snapshots.steps
     end, lines = snapshots.load(last), []
     for number, other in enumerate(earlier, 1):
@@ -27,7 +23,7 @@ def between(step: TrainingStep, snapshots: Snapshots) -> Between:
         for share in LAST_SHARE:
             _set(step.network, {name: _mixed(end[name], start[name], share) for name in end})
             interpolated.append(_percent_wrong(step))
-            step.estimate_statistics(step.placed.batches(sample))
+            step.estimate_statistics(_ESTIMATION_IMAGES)
             estimated.append(_percent_wrong(step))
         lines.append(Line(number, tuple(interpolated), tuple(estimated)))
     _set(step.network, end)

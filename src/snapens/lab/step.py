@@ -142,8 +142,8 @@ class TrainingStep:
         return torch.cat(found).cpu()
 
     @torch.no_grad()
-    def estimate_statistics(self, batches: Iterable[Tensor]) -> None:
-        """Give BatchNorm the plain average of its statistics over these images, without dropout."""
+    def estimate_statistics(self, images: int) -> None:
+        """Give BatchNorm the plain average of its statistics over so many augmented images, without dropout."""
         norms = [module for module in self.network.modules() if isinstance(module, _BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         self.network.eval()
@@ -152,7 +152,7 @@ class TrainingStep:
                 norm.reset_running_stats()
                 norm.momentum = None  # torch's word for a plain average
                 norm.train()
-            for batch in batches:
+            for batch in self.feed.sample(images):
                 with self._precision():
                     self.network(batch)
         finally:

@@ -56,8 +56,8 @@ class Evidence:
     """All together less the last m."""
     over_best: tuple[Difference, ...]
     """The last m less the best m."""
-    correlations: tuple[float, ...]
-    """Of each earlier member's softmax with the last one's."""
+    disagreements: tuple[float, ...]
+    """The share of images on which each earlier member chooses another class than the last one."""
     bumps: Mapping[int, float]
     """Member (counted from 1) -> how far the test error rises above both ends on its way to the last, if measured."""
     test_noise: float
@@ -82,7 +82,7 @@ class Evidence:
             tuple(loss for loss in losses if loss is not None) if None not in losses else (),
             tuple(Difference.of(together[-1], fewer) for fewer in together),
             tuple(Difference.of(fewer, together[best]) for fewer in together),
-            tuple(metrics.correlation(p)[-1, :-1].tolist()) if len(p) > 1 else (),
+            tuple(metrics.disagreement(p)[-1, :-1].tolist()),
             {line.snapshot: line.bump_points / 100 for line in lines},
             float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
         )
