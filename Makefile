@@ -4,7 +4,7 @@ BIN := .venv/bin
 # spinning OpenMP threads cost tenfold on a busy machine
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-long lint docs bench
+.PHONY: demo test test-long lint docs results bench
 
 demo: .venv/.ready
 	$(BIN)/snapens demo
@@ -22,6 +22,9 @@ lint: .venv/.ready
 
 docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+results: .venv/.ready
+	$(BIN)/python docs/results.py
 
 bench: .venv/.ready
 	$(BIN)/python bench/core.py

@@ -159,7 +159,10 @@ def test_another_network_is_drawn_only_when_asked_for_and_is_named():
         drawn = figure(name, entries, network="wrn32")
         assert "not measured yet" not in words(drawn)
         own = "DenseNet-40" if name == "5" else "DenseNet-100"
-        assert drawn.get_suptitle().startswith(f"Figure {name}, Wide-ResNet-32 (in the paper {own}): ")
+        title = " ".join(drawn.get_suptitle().split())
+        assert title.startswith(f"Figure {name}, Wide-ResNet-32 (in the paper {own}): ")
+        drawn.draw_without_rendering()
+        assert drawn._suptitle.get_window_extent().x1 <= drawn.bbox.x1
     assert len(figure("S", entries, network="wrn32").axes) == 8
     assert figure("3", {}, network="densenet100").get_suptitle() == figure("3", {}).get_suptitle()
     assert words(figure("4", entries, network="wrn32")).count("not measured yet") == 0

@@ -205,11 +205,11 @@ def test_formats_give_the_same_text_for_the_same_ledger(form):
 
 
 def test_the_readmes_block_has_what_was_measured_and_nothing_else():
-    assert readme.readme_table({}) == f"{readme.BEGIN}\n\nNothing has been measured yet.\n\n{readme.END}"
+    assert readme.results({}) == "Nothing has been measured yet."
     entries = ledger(
         wrn32_cifar100_single=(24.0,), wrn32_cifar10_snapshot_0_2=(4.5, 4.7), densenet40_cifar10_single=(5.5,)
     )
-    lines = readme.readme_table(entries).splitlines()
+    lines = readme.results(entries).splitlines()
     assert [line for line in lines if line.startswith(("| Wide", "| Dense"))] == [
         "| Wide-ResNet-32 | CIFAR-10 | Snapshot Ensemble (α₀ = 0.2) | 4.73 | 4.60 ± 0.14 | -0.13 | 2 | NVIDIA H200 |",
         "| Wide-ResNet-32 | CIFAR-100 | Single model | 23.55 | 24.00 | +0.45 | 1 | NVIDIA H200 |",
@@ -217,27 +217,25 @@ def test_the_readmes_block_has_what_was_measured_and_nothing_else():
         "| DenseNet-40 | CIFAR-10 | Single model | 5.24\\* | 5.50 | +0.26 | 1 | NVIDIA H200 |",
         "| DenseNet-40 | CIFAR-10 | NoCycle Snapshot Ensemble | 5.20 | 5.50 | +0.30 | 1 | NVIDIA H200 |",
     ]
-    assert len(readme.readme_table(measurements.everything()).splitlines()) == 88 + 6
+    assert len(readme.results(measurements.everything()).splitlines()) == 88 + 2
 
 
 def test_words_in_the_readme_cannot_break_its_table():
     device = "GPU | x --> <script>alert(1)</script> `a` **b** [c](https://d) \\"
     origin = replace(measurements.ORIGIN, device=device)
-    text = readme.readme_table(measurements.of_cells(SOME, origin=origin))
+    text = readme.results(measurements.of_cells(SOME, origin=origin))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {9}
-    assert text.count("-->") == 2  # those of the markers
+    assert "-->" not in text
     for mark in ("<script", "`", "**", "](", "https:"):
         assert mark not in text.replace("\\*", "")
 
 
 def test_a_readme_is_updated_between_its_markers_and_a_stale_one_is_seen():
-    before = measurements.of_cells(SOME)
     text = f"# Title\n\n{readme.BEGIN}\nold\n{readme.END}\n\nThe end.\n"
-    updated = readme.update(text, before)
-    assert updated == f"# Title\n\n{readme.readme_table(before)}\n\nThe end.\n"
-    assert readme.update(updated, before) == updated
-    assert readme.update(updated, measurements.of_cells(SOME, 2)) != updated
+    updated = readme.update(text, "new")
+    assert updated == f"# Title\n\n{readme.BEGIN}\n\nnew\n\n{readme.END}\n\nThe end.\n"
+    assert readme.update(updated, "new") == updated
 
 
 @pytest.mark.parametrize(
@@ -252,7 +250,7 @@ def test_a_readme_is_updated_between_its_markers_and_a_stale_one_is_seen():
 )
 def test_a_readme_without_its_two_markers_is_refused(text):
     with pytest.raises(
-        ArgumentError, match=r"readme_text must hold the lines <!-- results: begin .* once each: add them"
+        ArgumentError, match=r"text must hold the lines <!-- results: begin .* once each: add them"
     ):
         readme.update(text, {})
 
@@ -260,7 +258,7 @@ def test_a_readme_without_its_two_markers_is_refused(text):
 def test_tables_are_made_without_torch_or_matplotlib():
     code = (
         "import sys; from snapens.report import formats, readme, tables\n"
-        "formats.terminal(tables.table(1, {})); readme.readme_table({})\n"
+        "formats.terminal(tables.table(1, {})); readme.results({})\n"
         "assert not {'torch', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

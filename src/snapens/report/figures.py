@@ -34,6 +34,7 @@ class Layout:
 
 
 _MARGIN_POINTS = 70  # for what stands above and below the panels
+_TITLE_POINTS = 6.6  # of a character
 _LAYOUTS = {
     "2": Layout((panels.losses,), 1, (540, 270), first_seed=True),
     "3": Layout((panels.bars,), 4, (225, 215)),
@@ -84,7 +85,8 @@ def figure(name: str, entries: Entries, network: str | None = None) -> Any:
         _label_outermost(grid)
         if layout.legend:
             _share_legend(drawn, grid)
-        drawn.suptitle(_title(name, network), x=0.01, ha="left", fontsize=12)
+        title = textwrap.fill(_title(name, network), int(width * layout.columns / _TITLE_POINTS))
+        drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
         drawn.supxlabel(_evidence(shown, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
         drawn.draw_without_rendering()  # has everything in its place, where it stays however often it is saved
         drawn.set_layout_engine("none")

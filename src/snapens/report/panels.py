@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..lab.ledger import Entries, measured, runs_of
 from ..lab.paper import Cell
-from .style import BASELINE, ENSEMBLE, INK, MUTED, SINGLE
+from .style import BASELINE, ENSEMBLE, INK, MUTED, PAPER, SINGLE
 
 Floats = NDArray[np.float64]
 
@@ -50,8 +50,8 @@ def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     ms = range(1, snapshot.recipe.cycles + 1)
     for m, height in zip(ms, _mean([run.last_percent for run in runs]), strict=bool(runs)):
         axes.bar(m, height, width=0.72, color=ENSEMBLE, zorder=2)
-        place = {"textcoords": "offset points", "ha": "center", "va": "bottom", "color": MUTED}
-        axes.annotate(f"{height:.2f}", (m, height), (0, 2), size=_SMALL, **place)
+        place = {"textcoords": "offset points", "ha": "center", "va": "top", "color": PAPER, "zorder": 4}
+        axes.annotate(f"{height:.2f}", (m, height), (0, -4), size=_SMALL, **place)
     for run in runs if len(runs) > 1 else ():
         axes.plot(ms, run.last_percent, linestyle="", marker="_", color=INK, markersize=7, zorder=3)
     _level(axes, baseline)

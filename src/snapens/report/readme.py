@@ -13,8 +13,8 @@ BEGIN = "<!-- results: begin (made from the ledger; do not edit) -->"
 END = "<!-- results: end -->"
 
 
-def readme_table(entries: Entries) -> str:
-    """The block for the README, markers included: one line for each published number that we measured."""
+def results(entries: Entries) -> str:
+    """A table in Markdown: one line for each published number that we measured."""
     rows = [
         ["network", "data", "method", "paper, %", "ours, %", "difference, points", "n", "hardware"],
         ["---", "---", "---", "---:", "---:", "---:", "---:", "---"],
@@ -23,16 +23,15 @@ def readme_table(entries: Entries) -> str:
         value = Value(cell, tuple(measured(cell, entries)))
         if value.difference is not None:
             rows.append(_row(value, sorted({origin.device for origin in origins(cell, entries)})))
-    body = [markdown_row(row) for row in rows] if len(rows) > 2 else ["Nothing has been measured yet."]
-    return "\n".join([BEGIN, "", *body, "", END])
+    return "\n".join(map(markdown_row, rows)) if len(rows) > 2 else "Nothing has been measured yet."
 
 
-def update(readme_text: str, entries: Entries) -> str:
-    """The README with its block made anew."""
-    begin, end = readme_text.find(BEGIN), readme_text.find(END)
-    if not (readme_text.count(BEGIN) == readme_text.count(END) == 1 and begin < end):
-        raise ArgumentError(f"readme_text must hold the lines {BEGIN} and {END}, in this order and once each: add them")
-    return readme_text[:begin] + readme_table(entries) + readme_text[end + len(END) :]
+def update(text: str, block: str) -> str:
+    """A text with what stands between its two markers made anew."""
+    begin, end = text.find(BEGIN), text.find(END)
+    if not (text.count(BEGIN) == text.count(END) == 1 and begin < end):
+        raise ArgumentError(f"text must hold the lines {BEGIN} and {END}, in this order and once each: add them")
+    return f"{text[: begin + len(BEGIN)]}\n\n{block}\n\n{text[end:]}"
 
 
 def _network_and_dataset(cell: paper.Cell) -> tuple[int, int]:

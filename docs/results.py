@@ -1,0 +1,62 @@
+"""Makes anew what the documentation shows of the ledger in results/: tables, figures, the README's picture.
+
+`make results` runs it; a test fails when the tables are not what the ledger says.
+"""
+
+from pathlib import Path
+
+from snapens.lab import ledger, paper
+from snapens.report import figures, formats, readme, style
+from snapens.report.tables import table
+
+ROOT = Path(__file__).parent.parent
+FIGURES = (("3", "wrn32"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
+
+
+def texts() -> dict[Path, str]:
+    """The files that have a block of ours, with the block made anew."""
+    entries = ledger.entries(ROOT / "results")
+    blocks = {"README.md": readme.results(entries), "docs/results.md": formats.markdown(table(1, entries)).strip()}
+    return {ROOT / name: readme.update((ROOT / name).read_text(), block) for name, block in blocks.items()}
+
+
+def pictures() -> dict[Path, bytes]:
+    """Every picture."""
+    entries = ledger.entries(ROOT / "results")
+    drawn = {f"figure-{name}-{network}.svg": figures.figure(name, entries, network) for name, network in FIGURES}
+    drawn["picture.svg"] = overview(entries)
+    return {ROOT / "docs" / name: figures.svg(figure) for name, figure in drawn.items()}
+
+
+def overview(entries: ledger.Entries) -> object:
+    """Rate and error of one run with cycles, beside one without."""
+    cyclic, standard = (
+        ledger.runs_of(paper.find(f"wrn32-cifar100-{method}"), entries)[0] for method in ("snapshot-0.2", "single")
+    )
+    schedule = cyclic.recipe.schedule(paper.images(cyclic.recipe))
+    steps = sorted({*range(0, schedule.total_steps, 200), *(step - 1 for step in schedule.snapshot_steps)})
+    with style.drawing():
+        figure = style.figure(600, 330)
+        rate, error = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
+        epochs = [step * cyclic.recipe.epochs / schedule.total_steps for step in steps]
+        rate.plot(epochs, [cyclic.recipe.lr * schedule(step) for step in steps], color=style.SINGLE)
+        rate.set(ylabel="learning rate", ylim=(0, 1.05 * cyclic.recipe.lr))
+        for run, percent, words, colour in (
+            (standard, standard.snapshot_percent, "one model, standard schedule", style.BASELINE),
+            (cyclic, cyclic.snapshot_percent, "each snapshot alone", style.SINGLE),
+            (cyclic, cyclic.first_percent, "ensemble of the snapshots so far", style.ENSEMBLE),
+        ):
+            error.plot(run.snapshot_epochs, percent, "o-", color=colour, label=f"{words}: {percent[-1]:.2f} %")
+        for axes in (rate, error):
+            for epoch in cyclic.snapshot_epochs:
+                axes.axvline(epoch, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
+        error.set(xlabel="epoch (dotted: a snapshot is kept)", ylabel="CIFAR-100 test error, %", xlim=(0, 202))
+        error.legend(loc="upper right", bbox_to_anchor=(0.985, 1))
+    return figure
+
+
+if __name__ == "__main__":
+    for path, text in texts().items():
+        path.write_text(text)
+    for path, content in pictures().items():
+        path.write_bytes(content)
