@@ -249,9 +249,7 @@ def test_a_readme_is_updated_between_its_markers_and_a_stale_one_is_seen():
     ],
 )
 def test_a_readme_without_its_two_markers_is_refused(text):
-    with pytest.raises(
-        ArgumentError, match=r"text must hold the lines <!-- results: begin .* once each: add them"
-    ):
+    with pytest.raises(ArgumentError, match=r"text must hold the lines <!-- results: begin .* once each: add them"):
         readme.update(text, {})
 
 
