@@ -1,8 +1,6 @@
 """Triton's interpreter (3.6), made fit for NumPy 2.4 and for bfloat16, which NumPy does not have."""
 
 import numpy as np
-from triton import language as tl
-from triton.runtime import interpreter
 
 
 def rounded(values):
@@ -17,6 +15,10 @@ def widened(bits):
 
 
 def repair():
+    """Once, after Triton was told to interpret."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
     convert, patch, multiply = (
         interpreter._convert_float,
         interpreter._patch_lang_tensor,

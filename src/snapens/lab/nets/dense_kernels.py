@@ -121,7 +121,7 @@ def combine_statistics(
 def taps(
     buffer, weight, scale, shift, mean, rstd, tapped, pixels, units, stride,
     UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """tapped[p, t k + j] = sum over c of relu(norm(buffer))[p, c] weight[j, t, c]; `weight` is (k, 3, 3, channels)."""
     channels = units * UNIT
@@ -137,21 +137,22 @@ def taps(
         x = tl.load(row + c[None, :], mask=(p < pixels)[:, None] & (c < stride)[None, :], other=0.0).to(tl.float32)
         w = tl.load(filters + c[:, None], mask=there[:, None] & (n < 9 * GROWTH)[None, :], other=0.0)
         factor = tl.load(scale + c, mask=there, other=0.0) * tl.load(rstd + c, mask=there, other=0.0)
-        x = (x - tl.load(mean + c, mask=there, other=0.0)[None, :]) * factor[None, :]
-        x += tl.load(shift + c, mask=there, other=0.0)[None, :]
-        active = tl.where(there[None, :] & (x > 0), x, 0.0).to(w.dtype)
-        total = tl.dot(active, w, total, input_precision="ieee")
+        offset = tl.load(shift + c, mask=there, other=0.0) - tl.load(mean + c, mask=there, other=0.0) * factor
+        active = x * factor[None, :] + offset[None, :]
+        active = tl.where(there[None, :] & (active > 0), active, 0.0).to(w.dtype)
+        total = tl.dot(active, w, total, input_precision=PRECISION)
     at = tapped + p.to(tl.int64)[:, None] * WIDTH + n[None, :]
     tl.store(at, total.to(tapped.dtype.element_ty), mask=(p < pixels)[:, None] & (n < WIDTH)[None, :])
 
 
-@triton.jit(do_not_specialize=["first", "side"])
+@triton.jit(do_not_specialize=["units", "side"])
 def gather(
-    tapped, buffer, means, squares, key, layer, pixels, first, stride, side,
-    GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
+    tapped, buffer, means, squares, key, layer, pixels, units, stride, side,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, STATISTICS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """buffer[p, first + j] = sum over taps t of tapped[p + offset of t, t k + j], dropped, with partial statistics."""
+    """buffer[p, channels + j] = sum over taps t of tapped[p + offset of t, t k + j], dropped; partial statistics."""
+    column = units * UNIT + tl.arange(0, GROWTH_PADDED)
     tile = tl.program_id(0)
     p = tile * PIXELS + tl.arange(0, PIXELS)
     j = tl.arange(0, GROWTH_PADDED)
@@ -168,7 +169,7 @@ def gather(
         total = dropped(total, key, layer, position, THRESHOLD, SCALE)
     values = total.to(buffer.dtype.element_ty)
     inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
-    tl.store(buffer + p.to(tl.int64)[:, None] * stride + (first + j)[None, :], values, mask=inside)
+    tl.store(buffer + p.to(tl.int64)[:, None] * stride + column[None, :], values, mask=inside)
     if STATISTICS:
         count = tl.minimum(pixels - tile * PIXELS, PIXELS).to(tl.float32)
         at = j * tl.num_programs(0) + tile
@@ -245,18 +246,19 @@ def corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, c, inside, there,
     return slope * (g - mean_g - z * slope * mean_gz)
 
 
-@triton.jit(do_not_specialize=["first", "side"])
+@triton.jit(do_not_specialize=["units", "side"])
 def outgoing(
-    buffer, arriving, mean, rstd, sum_g, sum_gz, rimmed, key, layer, pixels, first, stride, side,
-    GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
-    PIXELS: tl.constexpr,
+    buffer, arriving, mean, rstd, sum_g, sum_gz, rimmed, key, layer, pixels, units, stride, side,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a layer's convolution, as images (side + 2, side + 2, k) whose outermost pixels are zero."""
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     j = tl.arange(0, GROWTH_PADDED)
+    column = units * UNIT + j
     inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
-    at = p.to(tl.int64)[:, None] * stride + (first + j)[None, :]
-    g = corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, first + j, inside, j < GROWTH, pixels)
+    at = p.to(tl.int64)[:, None] * stride + column[None, :]
+    g = corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, column, inside, j < GROWTH, pixels)
     image, place = p // (side * side), p % (side * side)
     if THRESHOLD:
         position = (image * GROWTH)[:, None] * (side * side) + j[None, :] * (side * side) + place[:, None]
@@ -270,16 +272,18 @@ def layer_backward(
     buffer, arriving, rimmed, weight, scale, shift, mean, rstd, weight_sums, sums,
     pixels, units, stride, side, pixels_per_range,
     UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add to `arriving`; gradients by range: of weights (ranges, 9 k, channels), of shift and scale as above."""
     channels = units * UNIT
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels
-    centre = tl.load(mean + c, mask=there, other=0.0)[None, :]
-    slope = tl.load(rstd + c, mask=there, other=0.0)[None, :]
-    gain = tl.load(scale + c, mask=there, other=0.0)[None, :]
-    offset = tl.load(shift + c, mask=there, other=0.0)[None, :]
+    centre = tl.load(mean + c, mask=there, other=0.0)
+    slope = tl.load(rstd + c, mask=there, other=0.0)
+    gain = tl.load(scale + c, mask=there, other=0.0)
+    # beyond the channels, factor and offset are 0: nothing passes the ReLU there
+    factor = gain * slope
+    offset = tl.load(shift + c, mask=there, other=0.0) - centre * factor
     n = tl.arange(0, COLUMNS)
     t, j = n // GROWTH, n % GROWTH
     used = n < 9 * GROWTH
@@ -291,7 +295,7 @@ def layer_backward(
     to_shift = tl.zeros((CHANNELS,), tl.float32)
     to_scale = tl.zeros((CHANNELS,), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
-    for start in range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS):
+    for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=STAGES):
         p = start + tl.arange(0, PIXELS)
         place = p % (side * side)
         q = (p // (side * side) * (side + 2) + place // side + 1) * (side + 2) + place % side + 1
@@ -300,21 +304,20 @@ def layer_backward(
         # columns from `channels` on are finished: they may be read, and written as they are
         at = p.to(tl.int64)[:, None] * stride + c[None, :]
         inside = (p < pixels)[:, None] & (c < stride)[None, :]
-        z = (tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) - centre) * slope
+        x = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32)
         before = tl.load(arriving + at, mask=inside, other=0.0).to(tl.float32)
-        active = z * gain + offset
-        passes = there[None, :] & (active > 0)
-        g = tl.where(passes, tl.dot(d, w, input_precision="ieee"), 0.0)
-        tl.store(arriving + at, (before + gain * g).to(arriving.dtype.element_ty), mask=inside)
+        active = x * factor[None, :] + offset[None, :]
+        g = tl.where(active > 0, tl.dot(d, w, input_precision=PRECISION), 0.0)
+        tl.store(arriving + at, (before + gain[None, :] * g).to(arriving.dtype.element_ty), mask=inside)
         to_shift += tl.sum(g, 0)
-        to_scale += tl.sum(tl.where(passes, g * z, 0.0), 0)
-        activations = tl.where(passes, active, 0.0).to(d.dtype)
-        to_weight = tl.dot(tl.trans(d), activations, to_weight, input_precision="ieee")
+        to_scale += tl.sum(g * (x - centre[None, :]), 0)
+        activations = tl.where(active > 0, active, 0.0).to(d.dtype)
+        to_weight = tl.dot(tl.trans(d), activations, to_weight, input_precision=PRECISION)
     at = weight_sums + (tl.program_id(1) * 9 * GROWTH + n).to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(at, to_weight, mask=used[:, None] & there[None, :])
     at = sums + tl.program_id(1) * 2 * channels + c
     tl.store(at, to_shift, mask=there)
-    tl.store(at + channels, to_scale, mask=there)
+    tl.store(at + channels, to_scale * slope, mask=there)
 
 
 @triton.jit

@@ -44,8 +44,9 @@ class Tiles:
 
 TILES = {
     torch.bfloat16: Tiles(128, 64, 8, 3, 64, 64, 8, 3),
-    torch.float32: Tiles(32, 16, 4, 2, 32, 32, 4, 1),  # no tensor cores: small tiles, or the registers run out
+    torch.float32: Tiles(64, 32, 8, 2, 64, 32, 8, 1),
 }
+WIDEST = 256  # columns of nine taps that a program has registers for
 
 
 class Norm(NamedTuple):
@@ -184,12 +185,13 @@ def forward(
             kernels.taps[(-(-pixels // tiles.pixels),)](
                 buffer, weights[layer], *norms[layer], tapped, pixels, channels // shape.unit, stride,
                 UNIT=shape.unit, GROWTH=k, COLUMNS=_power_of_two(9 * k), WIDTH=shape.width,
-                PIXELS=tiles.pixels, CHANNELS=tiles.channels, num_warps=tiles.warps, num_stages=tiles.stages,
+                PRECISION=_precision(), PIXELS=tiles.pixels, CHANNELS=tiles.channels,
+                num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
             drop = drops[layer] or Drop(buffer, buffer, 0.0)
             kernels.gather[(count,)](
-                tapped, buffer, *partial, drop.key, drop.layer, pixels, channels, stride, shape.side,
-                GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
+                tapped, buffer, *partial, drop.key, drop.layer, pixels, channels // shape.unit, stride, shape.side,
+                UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
                 STATISTICS=keep, PIXELS=tile,
             )  # fmt: skip
             combine_statistics(channels, k)
@@ -248,8 +250,9 @@ def backward(
             channels = shape.channels_before(layer)
             drop = drops[layer] or Drop(buffer, buffer, 0.0)
             kernels.outgoing[(-(-pixels // tile),)](
-                buffer, arriving, *norms[-1][2:], *means, rimmed, drop.key, drop.layer, pixels, channels, stride,
-                shape.side, GROWTH=k, GROWTH_PADDED=_power_of_two(k), **drop.constants, PIXELS=tile,
+                buffer, arriving, *norms[-1][2:], *means, rimmed, drop.key, drop.layer, pixels, channels // shape.unit,
+                stride, shape.side, UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), **drop.constants,
+                PIXELS=tile,
             )  # fmt: skip
             columns = -(-channels // tiles.backward_channels)
             each, ranges = _ranges(pixels, tiles.backward_pixels, programs // columns)
@@ -259,8 +262,8 @@ def backward(
                 buffer, arriving, rimmed, weights[layer], *norms[layer], weight_sums, sums,
                 pixels, channels // shape.unit, stride, shape.side, each,
                 UNIT=shape.unit, GROWTH=k, COLUMNS=_power_of_two(9 * k), VECTOR=gcd(k, 8),
-                PIXELS=tiles.backward_pixels, CHANNELS=tiles.backward_channels,
-                num_warps=tiles.backward_warps, num_stages=tiles.backward_stages,
+                PRECISION=_precision(), PIXELS=tiles.backward_pixels, CHANNELS=tiles.backward_channels,
+                STAGES=tiles.backward_stages, num_warps=tiles.backward_warps,
             )  # fmt: skip
             combine(norms[layer], sums, weights[layer], weight_sums)
         if not needs_input:
@@ -313,25 +316,24 @@ def _follow(norms: Sequence[nn.BatchNorm2d], statistics: Tensor) -> None:
 
 
 def possible(network: nn.Module, images: Tensor) -> bool:
-    """Whether the kernels can stand in for the modules, in the state that these are in."""
+    """Whether the kernels can stand in for the modules of a DenseNet, in the state that these are in."""
     if not (images.is_cuda or _interpreted()) or torch.compiler.is_compiling() or not _has_triton():
         return False
     if images.dim() != 4 or images.shape[2] != images.shape[3] or precision(images) not in TILES:
         return False
-    if len(images) < 2 if network.training else torch.is_grad_enabled():
+    training = network.training
+    if len(images) < 2 if training else torch.is_grad_enabled():  # in eval mode there is no backward pass
         return False
-    if any(module.training != network.training for module in network.modules()):
-        return False
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    dropouts = [module for module in network.modules() if isinstance(module, nn.Dropout) and module.p]
-    return not (network.training and dropouts) and all(
-        norm.affine
-        and norm.running_mean is not None
-        and norm.momentum is not None
-        and (norm.momentum, norm.eps) == (norms[0].momentum, norms[0].eps)
-        and norm.weight.dtype == torch.float32
-        for norm in norms
-    )
+    norms = {(norm.momentum, norm.eps) for norm in network.modules() if isinstance(norm, nn.BatchNorm2d)}
+    return len(norms) == 1 and all(m.training == training and _can_stand_in(m) for m in network.modules())
+
+
+def _can_stand_in(module: nn.Module) -> bool:
+    if isinstance(module, nn.BatchNorm2d):
+        return module.affine and module.running_mean is not None and module.momentum is not None
+    if isinstance(module, nn.Conv2d):
+        return module.kernel_size != (3, 3) or 9 * module.out_channels <= WIDEST
+    return not (isinstance(module, nn.Dropout) and module.training and module.p)  # whose masks no kernel knows
 
 
 def precision(x: Tensor) -> torch.dtype:
@@ -362,6 +364,11 @@ def _ranges(pixels: int, tile: int, ranges: int) -> tuple[int, int]:
     """Pixels of a range, whole tiles, and the number of ranges, about as many as asked for."""
     each = -(-pixels // (max(ranges, 1) * tile)) * tile
     return each, -(-pixels // each)
+
+
+def _precision() -> str:
+    """How float32 is multiplied on tensor cores; three products of TF32 numbers are as good as float32."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
 
 
 def _power_of_two(n: int) -> int:
