@@ -127,7 +127,7 @@ def taps(
     channels = units * UNIT
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     row = buffer + p.to(tl.int64)[:, None] * stride
-    n = tl.arange(0, COLUMNS)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     filters = weight + (n % GROWTH * 9 + n // GROWTH)[None, :] * channels
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
     for start in range(0, channels, CHANNELS):
@@ -193,7 +193,7 @@ def close(
     slope = (tl.load(scale + c, mask=there, other=0.0) * tl.load(rstd + c, mask=there, other=0.0))[None, :]
     offset = tl.load(shift + c, mask=there, other=0.0)[None, :]
     total = tl.zeros((PIXELS, CHANNELS), tl.float32)
-    for step in range(factor * factor):
+    for step in tl.range(factor * factor, num_stages=4):
         p = corner + step // factor * side + step % factor
         x = tl.load(buffer + p.to(tl.int64)[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         total += tl.maximum((x - centre) * slope + offset, 0.0)
@@ -218,7 +218,7 @@ def close_backward(
     to_shift = tl.zeros((CHANNELS,), tl.float32)
     to_scale = tl.zeros((CHANNELS,), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
-    for start in range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS):
+    for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=3):
         p = start + tl.arange(0, PIXELS)
         inside = (p < pixels)[:, None] & there[None, :]
         at = p.to(tl.int64)[:, None] * stride + c[None, :]

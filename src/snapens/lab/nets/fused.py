@@ -22,31 +22,27 @@ from .dropout import KeyedDropout
 if TYPE_CHECKING:
     from .densenet import Layer
 
-PARTIALS_AT_ONCE = 512  # tiles of pixels whose statistics one program holds
-RANGES_AT_ONCE, ELEMENTS = 8, 512  # of gradients that one program adds up
 
+class Tile(NamedTuple):
+    """What one program multiplies; chosen by hand, never by timing, so that any step can be recorded."""
 
-@dataclass(frozen=True)
-class Tiles:
-    """How much one program of a kernel does; chosen by hand, never by timing, so that any step can be recorded."""
-
-    pixels: int  # of a product of matrices, forward
+    pixels: int
     channels: int
     warps: int
     stages: int
-    backward_pixels: int
-    backward_channels: int
-    backward_warps: int
-    backward_stages: int
-    plain_channels: int = 64  # of kernels that only move data
-    plain_pixels: int = 32
+    parts: int = 1  # into which the nine taps are divided
 
 
-TILES = {
-    torch.bfloat16: Tiles(128, 64, 8, 3, 64, 64, 8, 3),
-    torch.float32: Tiles(64, 32, 8, 2, 64, 32, 8, 1),
+# the first with a program for every processor, else the last
+FORWARD = {
+    torch.bfloat16: [Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, parts=2)],
+    torch.float32: [Tile(64, 32, 8, 2)],
 }
+BACKWARD = {torch.bfloat16: Tile(64, 64, 8, 3), torch.float32: Tile(64, 32, 8, 1)}
 WIDEST = 256  # columns of nine taps that a program has registers for
+PIXELS, CHANNELS = 32, 64  # of programs that only move data
+PARTIALS_AT_ONCE = 512  # tiles of pixels whose statistics one program holds
+RANGES_AT_ONCE, ELEMENTS = 8, 512  # of gradients that one program adds up
 
 
 class Norm(NamedTuple):
@@ -159,7 +155,9 @@ def forward(
     """The buffer (pixels, stride) and the block's output; batch statistics go into `statistics`, if there are any."""
     from . import dense_kernels as kernels
 
-    tiles, k, pixels, stride = TILES[x.dtype], shape.growth, shape.pixels, shape.stride
+    k, pixels, stride = shape.growth, shape.pixels, shape.stride
+    product = _product(x, pixels)
+    columns = _power_of_two(9 * k) // product.parts
     buffer = x.new_empty(pixels, stride)
     tapped = x.new_empty(pixels, shape.width, dtype=torch.float16 if x.dtype == torch.bfloat16 else torch.float32)
     tile = _tile(pixels)
@@ -175,18 +173,17 @@ def forward(
             )  # fmt: skip
 
     with _device_of(x):
-        kernels.take_in[(count, -(-shape.inputs // tiles.plain_channels))](
+        kernels.take_in[(count, -(-shape.inputs // CHANNELS))](
             x, buffer, *partial, pixels, shape.inputs // shape.unit, stride,
-            UNIT=shape.unit, STATISTICS=keep, PIXELS=tile, CHANNELS=tiles.plain_channels,
+            UNIT=shape.unit, STATISTICS=keep, PIXELS=tile, CHANNELS=CHANNELS,
         )  # fmt: skip
         combine_statistics(0, shape.inputs)
         for layer in range(shape.layers):
             channels = shape.channels_before(layer)
-            kernels.taps[(-(-pixels // tiles.pixels),)](
+            kernels.taps[(-(-pixels // product.pixels), -(-9 * k // columns))](
                 buffer, weights[layer], *norms[layer], tapped, pixels, channels // shape.unit, stride,
-                UNIT=shape.unit, GROWTH=k, COLUMNS=_power_of_two(9 * k), WIDTH=shape.width,
-                PRECISION=_precision(), PIXELS=tiles.pixels, CHANNELS=tiles.channels,
-                num_warps=tiles.warps, num_stages=tiles.stages,
+                UNIT=shape.unit, GROWTH=k, COLUMNS=columns, WIDTH=shape.width, PRECISION=_precision(),
+                PIXELS=product.pixels, CHANNELS=product.channels, num_warps=product.warps, num_stages=product.stages,
             )  # fmt: skip
             drop = drops[layer] or Drop(buffer, buffer, 0.0)
             kernels.gather[(count,)](
@@ -198,9 +195,9 @@ def forward(
         out_side = shape.side // shape.factor
         outputs = shape.images * out_side**2
         out = x.new_empty(outputs, shape.channels)
-        kernels.close[(-(-outputs // 16), -(-shape.channels // tiles.plain_channels))](
+        kernels.close[(-(-outputs // 16), -(-shape.channels // CHANNELS))](
             buffer, *norms[-1], out, outputs, shape.channels // shape.unit, stride, shape.side, shape.factor,
-            UNIT=shape.unit, PIXELS=16, CHANNELS=tiles.plain_channels,
+            UNIT=shape.unit, PIXELS=16, CHANNELS=CHANNELS,
         )  # fmt: skip
     return buffer, out.view(shape.images, out_side, out_side, shape.channels).permute(0, 3, 1, 2)
 
@@ -217,7 +214,7 @@ def backward(
     """The gradients of the input and of scale, shift and weight of each layer, then of the closing scale and shift."""
     from . import dense_kernels as kernels
 
-    tiles, k, pixels, stride = TILES[buffer.dtype], shape.growth, shape.pixels, shape.stride
+    product, k, pixels, stride = BACKWARD[buffer.dtype], shape.growth, shape.pixels, shape.stride
     gradient = gradient.to(buffer.dtype).contiguous(memory_format=torch.channels_last)
     arriving = torch.empty_like(buffer)
     means = norms[-1].scale.new_empty(2, shape.channels)  # P mean(g) and P mean(g z)
@@ -236,12 +233,12 @@ def backward(
         found[:0] = [*of_norm[::-1], *([] if of_weight is None else [of_weight])]
 
     with _device_of(buffer):
-        columns = -(-shape.channels // tiles.plain_channels)
-        each, ranges = _ranges(pixels, tiles.plain_pixels, 4 * programs // columns)
+        columns = -(-shape.channels // CHANNELS)
+        each, ranges = _ranges(pixels, PIXELS, 4 * programs // columns)
         sums = means.new_empty(ranges, 2, shape.channels)
         kernels.close_backward[(columns, ranges)](
             buffer, gradient, arriving, *norms[-1], sums, pixels, shape.channels // shape.unit, stride, shape.side,
-            shape.factor, each, UNIT=shape.unit, PIXELS=tiles.plain_pixels, CHANNELS=tiles.plain_channels,
+            shape.factor, each, UNIT=shape.unit, PIXELS=PIXELS, CHANNELS=CHANNELS,
         )  # fmt: skip
         combine(norms[-1], sums)
         rimmed = buffer.new_zeros(shape.images * (shape.side + 2) ** 2, k)
@@ -254,24 +251,24 @@ def backward(
                 stride, shape.side, UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), **drop.constants,
                 PIXELS=tile,
             )  # fmt: skip
-            columns = -(-channels // tiles.backward_channels)
-            each, ranges = _ranges(pixels, tiles.backward_pixels, programs // columns)
+            columns = -(-channels // product.channels)
+            each, ranges = _ranges(pixels, product.pixels, programs // columns)
             weight_sums = means.new_empty(ranges, 9 * k, channels)
             sums = means.new_empty(ranges, 2, channels)
             kernels.layer_backward[(columns, ranges)](
                 buffer, arriving, rimmed, weights[layer], *norms[layer], weight_sums, sums,
                 pixels, channels // shape.unit, stride, shape.side, each,
                 UNIT=shape.unit, GROWTH=k, COLUMNS=_power_of_two(9 * k), VECTOR=gcd(k, 8),
-                PRECISION=_precision(), PIXELS=tiles.backward_pixels, CHANNELS=tiles.backward_channels,
-                STAGES=tiles.backward_stages, num_warps=tiles.backward_warps,
+                PRECISION=_precision(), PIXELS=product.pixels, CHANNELS=product.channels,
+                STAGES=product.stages, num_warps=product.warps,
             )  # fmt: skip
             combine(norms[layer], sums, weights[layer], weight_sums)
         if not needs_input:
             return None, found
         out = buffer.new_empty(pixels, shape.inputs)
-        kernels.incoming[(-(-pixels // tiles.plain_pixels), -(-shape.inputs // tiles.plain_channels))](
+        kernels.incoming[(-(-pixels // PIXELS), -(-shape.inputs // CHANNELS))](
             buffer, arriving, *norms[-1][2:], *means, out, pixels, shape.inputs // shape.unit, stride,
-            UNIT=shape.unit, PIXELS=tiles.plain_pixels, CHANNELS=tiles.plain_channels,
+            UNIT=shape.unit, PIXELS=PIXELS, CHANNELS=CHANNELS,
         )  # fmt: skip
     return out.view(shape.images, shape.side, shape.side, shape.inputs).permute(0, 3, 1, 2), found
 
@@ -319,7 +316,7 @@ def possible(network: nn.Module, images: Tensor) -> bool:
     """Whether the kernels can stand in for the modules of a DenseNet, in the state that these are in."""
     if not (images.is_cuda or _interpreted()) or torch.compiler.is_compiling() or not _has_triton():
         return False
-    if images.dim() != 4 or images.shape[2] != images.shape[3] or precision(images) not in TILES:
+    if images.dim() != 4 or images.shape[2] != images.shape[3] or precision(images) not in FORWARD:
         return False
     training = network.training
     if len(images) < 2 if training else torch.is_grad_enabled():  # in eval mode there is no backward pass
@@ -358,6 +355,13 @@ def _of(buffer: Tensor | None) -> Tensor:
 def _tile(pixels: int) -> int:
     """Pixels of a program that moves a layer's few columns: many programs, but not many more partial statistics."""
     return 32 if pixels <= 8192 else 64 if pixels <= 32768 else 128
+
+
+def _product(x: Tensor, pixels: int) -> Tile:
+    for tile in FORWARD[x.dtype]:
+        if -(-pixels // tile.pixels) * tile.parts > 0.9 * _processors(x.device):
+            break
+    return tile
 
 
 def _ranges(pixels: int, tile: int, ranges: int) -> tuple[int, int]:
