@@ -66,7 +66,7 @@ def tile_statistics(values, inside, there, count, means, squares, at):
     tl.store(squares + at, tl.sum(deviation * deviation, 0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["units"])
 def take_in(
     x, buffer, means, squares, pixels, units, stride,
     UNIT: tl.constexpr, STATISTICS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
