@@ -7,6 +7,7 @@ from torch import Tensor, nn, relu
 from torch.nn.functional import avg_pool2d
 
 from ...errors import ArgumentError
+from .fused import dense_block, possible
 from .initialise import initialise
 
 STEM_CHANNELS = 16
@@ -44,6 +45,41 @@ class Transition(nn.Module):
         return avg_pool2d(self.dropout(self.conv(relu(self.norm(x)))), 2)
 
 
+class DenseNet(nn.Sequential):
+    """A stem, `Layer`s with `Transition`s between them, and a head.
+
+    `fused = True`, on the class or on a network, has a dense block computed as one where there is a GPU for it;
+    hooks on modules inside a block are not called then. It is off until its speed has been measured.
+    """
+
+    stem: nn.Module
+    blocks: nn.Sequential
+    head: nn.Sequential
+    fused = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(images, channels, height, width) -> (images, classes)."""
+        if not (self.fused and possible(self, x)):
+            return super().forward(x)  # type: ignore[no-untyped-call,no-any-return]
+        x = self.stem(x)
+        layers: list[Layer] = []
+        for block in self.blocks:
+            if isinstance(block, Layer):
+                layers.append(block)
+            elif isinstance(block, Transition):
+                x, layers = self._fused_transition(x, layers, block), []
+        norm, *_, linear = self.head
+        assert isinstance(norm, nn.BatchNorm2d)
+        return linear(dense_block(x, layers, norm, factor=x.shape[2]).flatten(1))  # type: ignore[no-any-return]
+
+    def _fused_transition(self, x: Tensor, layers: list[Layer], transition: Transition) -> Tensor:
+        if x.shape[2] % 2 or (self.training and transition.dropout.p):
+            x = dense_block(x, layers, transition.norm, factor=1)
+            return avg_pool2d(transition.dropout(transition.conv(x)), 2)
+        # with nothing between them, the mean and a 1x1 convolution may change places: a quarter of the work
+        return transition.conv(dense_block(x, layers, transition.norm, factor=2))  # type: ignore[no-any-return]
+
+
 def densenet(
     *,
     depth: int,
@@ -68,4 +104,4 @@ def densenet(
     head = nn.Sequential(
         nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
     )
-    return initialise(nn.Sequential(OrderedDict(stem=stem, blocks=nn.Sequential(*blocks), head=head)))
+    return initialise(DenseNet(OrderedDict(stem=stem, blocks=nn.Sequential(*blocks), head=head)))

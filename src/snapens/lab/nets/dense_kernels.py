@@ -1,0 +1,379 @@
+"""The arithmetic of a dense block on a GPU, as Triton kernels.
+
+A block of L layers that grow by k channels from C0 inputs has C = C0 + L k channels in the end. Its feature maps lie
+in one matrix, the *buffer*: a row for each of the P = images x side x side pixels, a column for each channel. A layer
+reads the first columns and writes the next k, so nothing is ever concatenated.
+
+A channel's batch statistics depend on nothing but the channel, so they are computed once, when it is written (from
+the values as rounded, after dropout), and serve every later BatchNorm of the block, each with its own scale and shift.
+
+Forward
+    take_in             copies the block's input into the first columns, with statistics of each tile of pixels.
+    combine_statistics  makes mean and 1 / deviation of a channel from those of its tiles, in a fixed order.
+    taps                normalises, takes the ReLU and multiplies by the weights of all nine taps of the convolution at
+                        once: (P, c) @ (c, 9 k). Every activation is read and normalised once, not nine times.
+    gather              adds up the nine products that meet at a pixel: the layer's k new columns; drops; statistics.
+    close               the norm and ReLU that end the block, and the mean of each factor x factor pixels.
+
+Backward
+The gradient through a norm is (1 / deviation) (g - mean(g) - z mean(g z)), with z the normalised values and g the
+gradient of the norm's output times its scale, behind the ReLU. It is linear in g, and all norms of a channel share
+z: so g is summed up over the norms, and corrected once, when the channel's gradient is needed. These sums form a
+matrix like the buffer, *arriving*; the two means follow from the norms' own gradients, as their sums over the scales:
+P mean(g) = sum of scale x (gradient of shift), P mean(g z) = sum of scale x (gradient of scale).
+    close_backward      begins the sums, with the gradient of the closing norm.
+    outgoing            the corrected gradient of a layer's k columns, dropout behind it, as images with a rim of zeros.
+    layer_backward      for a tile of channels and a range of pixels: the nine shifted views of those images, side by
+                        side, are a matrix (pixels, 9 k), read in place thanks to the rim. Times the weights, it is the
+                        gradient of the activations, which goes into the sums; its transpose times the activations,
+                        normalised anew, is the gradient of the weights.
+    combine             adds up what the ranges of pixels found, in a fixed order.
+    incoming            the corrected gradient of the block's input.
+
+There are no atomic operations: the same input gives the same bits. Activations are rounded to the buffer's type before
+they are multiplied, as the plain module does; sums and statistics are float32. Pointers come first in the signatures,
+then numbers, then what a kernel is compiled for. `UNIT` divides every number of channels: the compiler then knows how
+wide it may load, whatever the layer, without a program for each.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix32(x):
+    """As in `dropout.mix32`, on uint32."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def dropped(values, key, layer, position, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
+    """The values that `dropout.KeyedDropout` keeps at these positions, scaled; `position` in (N, C, H, W) order."""
+    now = tl.load(key)
+    stream = mix32(mix32(tl.load(layer).to(tl.uint32)) ^ now.to(tl.uint32))
+    stream = mix32(stream ^ (now >> 32).to(tl.uint32))
+    return tl.where(mix32(position.to(tl.uint32) ^ stream) >= THRESHOLD, values * SCALE, 0.0)
+
+
+@triton.jit
+def tile_statistics(values, inside, there, count, means, squares, at):
+    """Store mean and sum of squared deviations of each column of a tile that is `there`, over the rows `inside`."""
+    mean = tl.sum(tl.where(inside, values, 0.0), 0) / count
+    deviation = tl.where(inside, values - mean[None, :], 0.0)
+    tl.store(means + at, mean, mask=there)
+    tl.store(squares + at, tl.sum(deviation * deviation, 0), mask=there)
+
+
+@triton.jit(do_not_specialize=["units"])
+def take_in(
+    x, buffer, means, squares, pixels, units, stride,
+    UNIT: tl.constexpr, STATISTICS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Copy x (pixels, channels) into the buffer's first columns; partial statistics as (channels, tiles)."""
+    channels = units * UNIT
+    tile = tl.program_id(0)
+    p = tile * PIXELS + tl.arange(0, PIXELS)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    there = c < channels
+    inside = (p < pixels)[:, None] & there[None, :]
+    values = tl.load(x + p.to(tl.int64)[:, None] * channels + c[None, :], mask=inside, other=0.0)
+    tl.store(buffer + p.to(tl.int64)[:, None] * stride + c[None, :], values, mask=inside)
+    if STATISTICS:
+        count = tl.minimum(pixels - tile * PIXELS, PIXELS).to(tl.float32)
+        at = c * tl.num_programs(0) + tile
+        tile_statistics(values.to(tl.float32), inside, there, count, means, squares, at)
+
+
+@triton.jit(do_not_specialize=["first", "channels"])
+def combine_statistics(
+    means, squares, mean, variance, rstd, pixels, tiles, first, channels, eps,
+    PIXELS: tl.constexpr, TILES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Statistics of the `channels` from `first` on, from those of their tiles (Chan et al.); `variance` is unbiased."""
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    there = c < channels
+    total = 0.0
+    centre = tl.zeros((CHANNELS,), tl.float32)
+    square = tl.zeros((CHANNELS,), tl.float32)
+    for start in range(0, tiles, TILES):
+        tile = start + tl.arange(0, TILES)
+        count = tl.maximum(tl.minimum(pixels - tile * PIXELS, PIXELS), 0).to(tl.float32)
+        at = c[:, None] * tiles + tile[None, :]
+        inside = there[:, None] & (tile < tiles)[None, :]
+        tile_mean = tl.load(means + at, mask=inside, other=0.0)
+        tile_square = tl.load(squares + at, mask=inside, other=0.0)
+        more = tl.sum(count, 0)
+        more_mean = tl.sum(count[None, :] * tile_mean, 1) / more
+        difference = tile_mean - more_mean[:, None]
+        step = more_mean - centre
+        centre += step * (more / (total + more))
+        square += tl.sum(tile_square + count[None, :] * difference * difference, 1)
+        square += step * step * (total * more / (total + more))
+        total += more
+    tl.store(mean + first + c, centre, mask=there)
+    tl.store(variance + first + c, square / (total - 1.0), mask=there)
+    tl.store(rstd + first + c, 1.0 / tl.sqrt_rn(square / total + eps), mask=there)
+
+
+@triton.jit(do_not_specialize=["units"])
+def taps(
+    buffer, weight, scale, shift, mean, rstd, tapped, pixels, units, stride,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """tapped[p, t k + j] = sum over c of relu(norm(buffer))[p, c] weight[j, t, c]; `weight` is (k, 3, 3, channels)."""
+    channels = units * UNIT
+    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    row = buffer + p.to(tl.int64)[:, None] * stride
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    filters = weight + (n % GROWTH * 9 + n // GROWTH)[None, :] * channels
+    total = tl.zeros((PIXELS, COLUMNS), tl.float32)
+    for start in range(0, channels, CHANNELS):
+        c = start + tl.arange(0, CHANNELS)
+        there = c < channels
+        # the columns from `channels` to `stride` are not written yet: they are loaded for the width, then thrown away
+        x = tl.load(row + c[None, :], mask=(p < pixels)[:, None] & (c < stride)[None, :], other=0.0).to(tl.float32)
+        w = tl.load(filters + c[:, None], mask=there[:, None] & (n < 9 * GROWTH)[None, :], other=0.0)
+        factor = tl.load(scale + c, mask=there, other=0.0) * tl.load(rstd + c, mask=there, other=0.0)
+        offset = tl.load(shift + c, mask=there, other=0.0) - tl.load(mean + c, mask=there, other=0.0) * factor
+        active = x * factor[None, :] + offset[None, :]
+        active = tl.where(there[None, :] & (active > 0), active, 0.0).to(w.dtype)
+        total = tl.dot(active, w, total, input_precision=PRECISION)
+    at = tapped + p.to(tl.int64)[:, None] * WIDTH + n[None, :]
+    tl.store(at, total.to(tapped.dtype.element_ty), mask=(p < pixels)[:, None] & (n < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["units", "side"])
+def gather(
+    tapped, buffer, means, squares, key, layer, pixels, units, stride, side,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, STATISTICS: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """buffer[p, channels + j] = sum over taps t of tapped[p + offset of t, t k + j], dropped; partial statistics."""
+    column = units * UNIT + tl.arange(0, GROWTH_PADDED)
+    tile = tl.program_id(0)
+    p = tile * PIXELS + tl.arange(0, PIXELS)
+    j = tl.arange(0, GROWTH_PADDED)
+    place = p % (side * side)
+    y, x = place // side, place % side
+    total = tl.zeros((PIXELS, GROWTH_PADDED), tl.float32)
+    for t in tl.static_range(9):
+        dy, dx = t // 3 - 1, t % 3 - 1
+        there = (p < pixels) & (y + dy >= 0) & (y + dy < side) & (x + dx >= 0) & (x + dx < side)
+        at = tapped + (p + dy * side + dx).to(tl.int64)[:, None] * WIDTH + (t * GROWTH + j)[None, :]
+        total += tl.load(at, mask=there[:, None] & (j < GROWTH)[None, :], other=0.0).to(tl.float32)
+    if THRESHOLD:
+        position = (p // (side * side) * GROWTH)[:, None] * (side * side) + j[None, :] * (side * side) + place[:, None]
+        total = dropped(total, key, layer, position, THRESHOLD, SCALE)
+    values = total.to(buffer.dtype.element_ty)
+    inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
+    tl.store(buffer + p.to(tl.int64)[:, None] * stride + column[None, :], values, mask=inside)
+    if STATISTICS:
+        count = tl.minimum(pixels - tile * PIXELS, PIXELS).to(tl.float32)
+        at = j * tl.num_programs(0) + tile
+        tile_statistics(values.to(tl.float32), inside, j < GROWTH, count, means, squares, at)
+
+
+@triton.jit(do_not_specialize=["units", "side"])
+def close(
+    buffer, scale, shift, mean, rstd, out, outputs, units, stride, side, factor,
+    UNIT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """out[o, c] = mean of relu(norm(buffer)) over the factor x factor pixels that output pixel o covers."""
+    channels = units * UNIT
+    o = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    there = c < channels
+    width = side // factor
+    corner = (o // width) * (factor * side) + (o % width) * factor  # rows of output pixels count on over the images
+    inside = (o < outputs)[:, None] & there[None, :]
+    centre = tl.load(mean + c, mask=there, other=0.0)[None, :]
+    slope = (tl.load(scale + c, mask=there, other=0.0) * tl.load(rstd + c, mask=there, other=0.0))[None, :]
+    offset = tl.load(shift + c, mask=there, other=0.0)[None, :]
+    total = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    for step in tl.range(factor * factor, num_stages=4):
+        p = corner + step // factor * side + step % factor
+        x = tl.load(buffer + p.to(tl.int64)[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.maximum((x - centre) * slope + offset, 0.0)
+    at = out + o.to(tl.int64)[:, None] * channels + c[None, :]
+    tl.store(at, (total / (factor * factor)).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["units", "side", "pixels_per_range"])
+def close_backward(
+    buffer, gradient, arriving, scale, shift, mean, rstd, sums, pixels, units, stride, side, factor, pixels_per_range,
+    UNIT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Begin `arriving` with what comes through the closing norm; its gradients by range: (ranges, 2, channels)."""
+    channels = units * UNIT
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    there = c < channels
+    centre = tl.load(mean + c, mask=there, other=0.0)[None, :]
+    slope = tl.load(rstd + c, mask=there, other=0.0)[None, :]
+    gain = tl.load(scale + c, mask=there, other=0.0)[None, :]
+    offset = tl.load(shift + c, mask=there, other=0.0)[None, :]
+    width = side // factor
+    to_shift = tl.zeros((CHANNELS,), tl.float32)
+    to_scale = tl.zeros((CHANNELS,), tl.float32)
+    begin = tl.program_id(1) * pixels_per_range
+    for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=3):
+        p = start + tl.arange(0, PIXELS)
+        inside = (p < pixels)[:, None] & there[None, :]
+        at = p.to(tl.int64)[:, None] * stride + c[None, :]
+        image_row = p // side  # counting on over the images; side is a multiple of factor
+        o = image_row // factor * width + p % side // factor
+        z = (tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) - centre) * slope
+        g = tl.load(gradient + o.to(tl.int64)[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        g = tl.where(z * gain + offset > 0, g / (factor * factor), 0.0)
+        tl.store(arriving + at, (g * gain).to(arriving.dtype.element_ty), mask=inside)
+        to_shift += tl.sum(g, 0)
+        to_scale += tl.sum(g * z, 0)
+    at = sums + tl.program_id(1) * 2 * channels + c
+    tl.store(at, to_shift, mask=there)
+    tl.store(at + channels, to_scale, mask=there)
+
+
+@triton.jit
+def corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, c, inside, there, pixels):
+    """The gradient of columns of the buffer, from all that has arrived for them."""
+    slope = tl.load(rstd + c, mask=there, other=0.0)[None, :]
+    z = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) - tl.load(mean + c, mask=there, other=0.0)[None, :]
+    g = tl.load(arriving + at, mask=inside, other=0.0).to(tl.float32)
+    mean_g = tl.load(sum_g + c, mask=there, other=0.0)[None, :] / pixels
+    mean_gz = tl.load(sum_gz + c, mask=there, other=0.0)[None, :] / pixels
+    return slope * (g - mean_g - z * slope * mean_gz)
+
+
+@triton.jit(do_not_specialize=["units", "side"])
+def outgoing(
+    buffer, arriving, mean, rstd, sum_g, sum_gz, rimmed, key, layer, pixels, units, stride, side,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a layer's convolution, as images (side + 2, side + 2, k) whose outermost pixels are zero."""
+    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    j = tl.arange(0, GROWTH_PADDED)
+    column = units * UNIT + j
+    inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
+    at = p.to(tl.int64)[:, None] * stride + column[None, :]
+    g = corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, column, inside, j < GROWTH, pixels)
+    image, place = p // (side * side), p % (side * side)
+    if THRESHOLD:
+        position = (image * GROWTH)[:, None] * (side * side) + j[None, :] * (side * side) + place[:, None]
+        g = dropped(g, key, layer, position, THRESHOLD, SCALE)
+    q = (image * (side + 2) + place // side + 1) * (side + 2) + place % side + 1
+    tl.store(rimmed + q[:, None] * GROWTH + j[None, :], g.to(rimmed.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["units", "side", "pixels_per_range"])
+def layer_backward(
+    buffer, arriving, rimmed, weight, scale, shift, mean, rstd, weight_sums, sums,
+    pixels, units, stride, side, pixels_per_range,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Add to `arriving`; gradients by range: of weights (ranges, 9 k, channels), of shift and scale as above."""
+    channels = units * UNIT
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    there = c < channels
+    centre = tl.load(mean + c, mask=there, other=0.0)
+    slope = tl.load(rstd + c, mask=there, other=0.0)
+    gain = tl.load(scale + c, mask=there, other=0.0)
+    # beyond the channels, factor and offset are 0: nothing passes the ReLU there
+    factor = gain * slope
+    offset = tl.load(shift + c, mask=there, other=0.0) - centre * factor
+    n = tl.arange(0, COLUMNS)
+    t, j = n // GROWTH, n % GROWTH
+    used = n < 9 * GROWTH
+    w = tl.load(weight + (j * 9 + t)[:, None] * channels + c[None, :], mask=used[:, None] & there[None, :], other=0.0)
+    # pixel p feeds the outputs at p - (offset of t); VECTOR divides k, and so where a run of columns begins
+    view = j - ((t // 3 - 1) * (side + 2) + t % 3 - 1) * GROWTH
+    view = tl.max_contiguous(tl.multiple_of(view, VECTOR), VECTOR)
+    to_weight = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+    to_shift = tl.zeros((CHANNELS,), tl.float32)
+    to_scale = tl.zeros((CHANNELS,), tl.float32)
+    begin = tl.program_id(1) * pixels_per_range
+    for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=STAGES):
+        p = start + tl.arange(0, PIXELS)
+        place = p % (side * side)
+        q = (p // (side * side) * (side + 2) + place // side + 1) * (side + 2) + place % side + 1
+        views = rimmed + q[:, None] * GROWTH + view[None, :]
+        d = tl.load(views, mask=(p < pixels)[:, None] & used[None, :], other=0.0)
+        # columns from `channels` on are finished: they may be read, and written as they are
+        at = p.to(tl.int64)[:, None] * stride + c[None, :]
+        inside = (p < pixels)[:, None] & (c < stride)[None, :]
+        x = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32)
+        before = tl.load(arriving + at, mask=inside, other=0.0).to(tl.float32)
+        active = x * factor[None, :] + offset[None, :]
+        g = tl.where(active > 0, tl.dot(d, w, input_precision=PRECISION), 0.0)
+        tl.store(arriving + at, (before + gain[None, :] * g).to(arriving.dtype.element_ty), mask=inside)
+        to_shift += tl.sum(g, 0)
+        to_scale += tl.sum(g * (x - centre[None, :]), 0)
+        activations = tl.where(active > 0, active, 0.0).to(d.dtype)
+        to_weight = tl.dot(tl.trans(d), activations, to_weight, input_precision=PRECISION)
+    at = weight_sums + (tl.program_id(1) * 9 * GROWTH + n).to(tl.int64)[:, None] * channels + c[None, :]
+    tl.store(at, to_weight, mask=used[:, None] & there[None, :])
+    at = sums + tl.program_id(1) * 2 * channels + c
+    tl.store(at, to_shift, mask=there)
+    tl.store(at + channels, to_scale * slope, mask=there)
+
+
+@triton.jit
+def added_up(values, e, there, length, ranges, RANGES: tl.constexpr, ELEMENTS: tl.constexpr):
+    """The sum over ranges of elements e of `values`, of which each range has `length`."""
+    total = tl.zeros((ELEMENTS,), tl.float32)
+    for start in range(0, ranges, RANGES):
+        r = start + tl.arange(0, RANGES)
+        at = values + r.to(tl.int64)[:, None] * length + e[None, :]
+        total += tl.sum(tl.load(at, mask=(r < ranges)[:, None] & there[None, :], other=0.0), 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["units", "ranges"])
+def combine(
+    weight_sums, sums, scale, to_weight, to_shift, to_scale, sum_g, sum_gz, units, ranges,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, ROWS: tl.constexpr, RANGES: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """Add up the ranges' gradients: first programs, the weights (their ROWS are 9 k, or 0); the others, the norm."""
+    channels = units * UNIT
+    programs = tl.cdiv(ROWS * channels, ELEMENTS)
+    if tl.program_id(0) < programs:
+        e = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
+        there = e < ROWS * channels
+        total = added_up(weight_sums, e, there, ROWS * channels, ranges, RANGES, ELEMENTS)
+        n, c = e // channels, e % channels
+        at = to_weight + (n % GROWTH * 9 + n // GROWTH) * channels + c
+        tl.store(at, total.to(to_weight.dtype.element_ty), mask=there)
+    else:
+        c = (tl.program_id(0) - programs) * ELEMENTS + tl.arange(0, ELEMENTS)
+        there = c < channels
+        shift_total = added_up(sums, c, there, 2 * channels, ranges, RANGES, ELEMENTS)
+        scale_total = added_up(sums + channels, c, there, 2 * channels, ranges, RANGES, ELEMENTS)
+        tl.store(to_shift + c, shift_total, mask=there)
+        tl.store(to_scale + c, scale_total, mask=there)
+        gain = tl.load(scale + c, mask=there, other=0.0)
+        shift_total *= gain
+        scale_total *= gain
+        if ROWS:  # the closing norm, which has no weights, comes first: it begins these sums
+            shift_total += tl.load(sum_g + c, mask=there, other=0.0)
+            scale_total += tl.load(sum_gz + c, mask=there, other=0.0)
+        tl.store(sum_g + c, shift_total, mask=there)
+        tl.store(sum_gz + c, scale_total, mask=there)
+
+
+@triton.jit(do_not_specialize=["units"])
+def incoming(
+    buffer, arriving, mean, rstd, sum_g, sum_gz, out, pixels, units, stride,
+    UNIT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the block's input: (pixels, channels)."""
+    channels = units * UNIT
+    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    there = c < channels
+    inside = (p < pixels)[:, None] & there[None, :]
+    at = p.to(tl.int64)[:, None] * stride + c[None, :]
+    g = corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, c, inside, there, pixels)
+    tl.store(out + p.to(tl.int64)[:, None] * channels + c[None, :], g.to(out.dtype.element_ty), mask=inside)

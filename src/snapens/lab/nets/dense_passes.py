@@ -1,0 +1,293 @@
+"""A dense block's way through the kernels of `dense_kernels`, forward and backward: matrices, tiles, launches.
+
+Nothing here waits for the device or is chosen by timing, so that a training step can be recorded as a CUDA graph.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tile(NamedTuple):
+    """What one program multiplies at a time."""
+
+    pixels: int
+    channels: int
+    warps: int
+    stages: int
+    parts: int = 1  # into which the nine taps are divided
+
+
+# the first with a program for every processor, else the last
+FORWARD = {
+    torch.bfloat16: [Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, parts=2)],
+    torch.float32: [Tile(64, 32, 8, 2)],
+}
+BACKWARD = {torch.bfloat16: Tile(64, 64, 8, 3), torch.float32: Tile(64, 32, 8, 1)}
+SHARED_BYTES = 172_032  # that these tiles take of a processor, at most
+WIDEST = 256  # columns of nine taps that a program has registers for
+PIXELS, CHANNELS = 32, 64  # of programs that only move data
+PARTIALS = 512  # tiles of pixels whose statistics a program combines at a time
+RANGES, ELEMENTS = 8, 512  # of gradients that a program adds up at a time
+
+
+class Norm(NamedTuple):
+    """What a BatchNorm does to its channels; all (channels,), or longer, and float32."""
+
+    scale: Tensor
+    shift: Tensor
+    mean: Tensor
+    rstd: Tensor
+
+
+class Drop(NamedTuple):
+    """What a `KeyedDropout` does. The backward pass reads the key again: it changes between steps, not within one."""
+
+    key: Tensor
+    layer: Tensor
+    p: float
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What the kernels are compiled for."""
+        return {"THRESHOLD": round(self.p * 2**32), "SCALE": 1 / (1 - self.p)}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a block: (images, inputs, side, side), and `layers` that add `growth` channels each."""
+
+    images: int
+    side: int
+    inputs: int
+    growth: int
+    layers: int
+    factor: int  # by which a side of the output is shorter
+
+    @property
+    def pixels(self) -> int:
+        """Rows of the buffer."""
+        return self.images * self.side**2
+
+    @property
+    def channels(self) -> int:
+        """Columns of the buffer."""
+        return self.inputs + self.layers * self.growth
+
+    @property
+    def stride(self) -> int:
+        """From one row of the buffer to the next: aligned."""
+        return -(-self.channels // 16) * 16
+
+    @property
+    def unit(self) -> int:
+        """Divides the channels of every layer, as far as it matters for alignment."""
+        return gcd(self.inputs, self.growth, 16)
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix of nine taps, in a program."""
+        return _power_of_two(9 * self.growth)
+
+    @property
+    def width(self) -> int:
+        """Of the matrix of nine taps, in memory: aligned."""
+        return -(-9 * self.growth // 16) * 16
+
+    @property
+    def tile(self) -> int:
+        """Pixels of a program that moves a layer's columns: many programs, but not many more partial statistics."""
+        return 32 if self.pixels <= 8192 else 64 if self.pixels <= 32768 else 128
+
+    def channels_before(self, layer: int) -> int:
+        """That a layer reads."""
+        return self.inputs + layer * self.growth
+
+    def images_of(self, matrix: Tensor) -> Tensor:
+        """A matrix (pixels, channels) as (images, channels, side, side), channels last; of whatever side it has."""
+        side = round((len(matrix) / self.images) ** 0.5)
+        return matrix.view(self.images, side, side, -1).permute(0, 3, 1, 2)
+
+
+class ForwardPass:
+    """A block that is being computed: `buffer` (pixels, stride) fills up from the left.
+
+    With `statistics` (3, channels), these receive mean, unbiased variance and 1 / deviation of each channel as it is
+    written; without, there are none.
+    """
+
+    def __init__(self, x: Tensor, shape: Shape, statistics: Tensor | None, eps: float) -> None:
+        self.shape, self.statistics, self.eps = shape, statistics, eps
+        self.buffer = x.new_empty(shape.pixels, shape.stride)
+        # float16 is finer than the bfloat16 that the sum of nine is rounded to
+        kind = torch.float16 if x.dtype == torch.bfloat16 else torch.float32
+        self._tapped = x.new_empty(shape.pixels, shape.width, dtype=kind)
+        self._tiles = -(-shape.pixels // shape.tile)
+        partial = max(shape.inputs, shape.growth) * self._tiles if statistics is not None else 1
+        self._partial = x.new_empty(2, partial, dtype=torch.float32)
+        for tile in FORWARD[x.dtype]:
+            self._product = tile
+            if -(-shape.pixels // tile.pixels) * tile.parts > 0.9 * processors(x.device):
+                break
+        self._take_in(x)
+
+    def _take_in(self, x: Tensor) -> None:
+        from .dense_kernels import take_in
+
+        shape = self.shape
+        take_in[(self._tiles, -(-shape.inputs // CHANNELS))](
+            x, self.buffer, *self._partial, shape.pixels, shape.inputs // shape.unit, shape.stride,
+            UNIT=shape.unit, STATISTICS=self.statistics is not None, PIXELS=shape.tile, CHANNELS=CHANNELS,
+        )  # fmt: skip
+        self._combine_statistics(0, shape.inputs)
+
+    def layer(self, layer: int, norm: Norm, weight: Tensor, drop: Drop | None) -> None:
+        """Norm, ReLU, convolution and dropout of one layer; `weight` (growth, channels, 3, 3) is channels last."""
+        from .dense_kernels import gather, taps
+
+        shape, product = self.shape, self._product
+        channels, k = shape.channels_before(layer), shape.growth
+        columns = shape.columns // product.parts
+        taps[(-(-shape.pixels // product.pixels), -(-9 * k // columns))](
+            self.buffer, weight, *norm, self._tapped, shape.pixels, channels // shape.unit, shape.stride,
+            UNIT=shape.unit, GROWTH=k, COLUMNS=columns, WIDTH=shape.width, PRECISION=precision(),
+            PIXELS=product.pixels, CHANNELS=product.channels, num_warps=product.warps, num_stages=product.stages,
+        )  # fmt: skip
+        drop = drop or Drop(self.buffer, self.buffer, 0.0)
+        gather[(self._tiles,)](
+            self._tapped, self.buffer, *self._partial, drop.key, drop.layer,
+            shape.pixels, channels // shape.unit, shape.stride, shape.side,
+            UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
+            STATISTICS=self.statistics is not None, PIXELS=shape.tile,
+        )  # fmt: skip
+        self._combine_statistics(channels, k)
+
+    def _combine_statistics(self, first: int, channels: int) -> None:
+        from .dense_kernels import combine_statistics
+
+        if self.statistics is not None:
+            combine_statistics[(-(-channels // 8),)](
+                *self._partial, *self.statistics, self.shape.pixels, self._tiles, first, channels, self.eps,
+                PIXELS=self.shape.tile, TILES=min(_power_of_two(self._tiles), PARTIALS), CHANNELS=8,
+            )  # fmt: skip
+
+    def close(self, norm: Norm) -> Tensor:
+        """The norm and ReLU that end the block, and pooling: (images, channels, side / factor, side / factor)."""
+        from .dense_kernels import close
+
+        shape = self.shape
+        out = self.buffer.new_empty(shape.pixels // shape.factor**2, shape.channels)
+        close[(-(-len(out) // 16), -(-shape.channels // CHANNELS))](
+            self.buffer, *norm, out, len(out), shape.channels // shape.unit, shape.stride, shape.side, shape.factor,
+            UNIT=shape.unit, PIXELS=16, CHANNELS=CHANNELS,
+        )  # fmt: skip
+        return shape.images_of(out)
+
+
+class BackwardPass:
+    """A block whose gradients are being computed, from `gradient`, that of its output, and from its last layer on."""
+
+    def __init__(self, gradient: Tensor, shape: Shape, buffer: Tensor) -> None:
+        self.shape, self.buffer = shape, buffer
+        self._gradient = gradient.to(buffer.dtype).contiguous(memory_format=torch.channels_last)
+        self._arriving = torch.empty_like(buffer)
+        self._means = buffer.new_empty(2, shape.channels, dtype=torch.float32)  # P mean(g) and P mean(g z)
+        # the rim stays zero
+        self._rimmed = buffer.new_zeros(shape.images * (shape.side + 2) ** 2, shape.growth)
+
+    def close(self, norm: Norm) -> list[Tensor]:
+        """The gradients of the closing scale and shift."""
+        from .dense_kernels import close_backward
+
+        shape = self.shape
+        columns = -(-shape.channels // CHANNELS)
+        each, ranges = self._ranges(PIXELS, 4, columns)
+        sums = self._means.new_empty(ranges, 2, shape.channels)
+        close_backward[(columns, ranges)](
+            self.buffer, self._gradient, self._arriving, *norm, sums,
+            shape.pixels, shape.channels // shape.unit, shape.stride, shape.side, shape.factor, each,
+            UNIT=shape.unit, PIXELS=PIXELS, CHANNELS=CHANNELS,
+        )  # fmt: skip
+        return self._combine(norm, sums)
+
+    def layer(self, layer: int, norm: Norm, weight: Tensor, drop: Drop | None) -> list[Tensor]:
+        """The gradients of a layer's scale, shift and weight."""
+        from .dense_kernels import layer_backward, outgoing
+
+        shape, k, product = self.shape, self.shape.growth, BACKWARD[self.buffer.dtype]
+        channels = shape.channels_before(layer)
+        drop = drop or Drop(self.buffer, self.buffer, 0.0)
+        outgoing[(-(-shape.pixels // shape.tile),)](
+            self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, self._rimmed, drop.key, drop.layer,
+            shape.pixels, channels // shape.unit, shape.stride, shape.side,
+            UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), **drop.constants, PIXELS=shape.tile,
+        )  # fmt: skip
+        columns = -(-channels // product.channels)
+        each, ranges = self._ranges(product.pixels, 1, columns)
+        weight_sums = self._means.new_empty(ranges, 9 * k, channels)
+        sums = self._means.new_empty(ranges, 2, channels)
+        layer_backward[(columns, ranges)](
+            self.buffer, self._arriving, self._rimmed, weight, *norm, weight_sums, sums,
+            shape.pixels, channels // shape.unit, shape.stride, shape.side, each,
+            UNIT=shape.unit, GROWTH=k, COLUMNS=shape.columns, VECTOR=gcd(k, 8), PRECISION=precision(),
+            PIXELS=product.pixels, CHANNELS=product.channels, STAGES=product.stages, num_warps=product.warps,
+        )  # fmt: skip
+        return self._combine(norm, sums, weight, weight_sums)
+
+    def _combine(
+        self, norm: Norm, sums: Tensor, weight: Tensor | None = None, weight_sums: Tensor | None = None
+    ) -> list[Tensor]:
+        from .dense_kernels import combine
+
+        shape = self.shape
+        found = [torch.empty_like(norm.scale), torch.empty_like(norm.shift)]
+        if weight is not None:
+            found.append(torch.empty_like(weight))
+        rows, channels = 0 if weight is None else 9 * shape.growth, len(norm.scale)
+        combine[(-(-rows * channels // ELEMENTS) - (-channels // ELEMENTS),)](
+            sums if weight_sums is None else weight_sums, sums, norm.scale, found[-1], found[1], found[0],
+            *self._means, channels // shape.unit, len(sums),
+            UNIT=shape.unit, GROWTH=shape.growth, ROWS=rows, RANGES=RANGES, ELEMENTS=ELEMENTS,
+        )  # fmt: skip
+        return found
+
+    def input(self, norm: Norm) -> Tensor:
+        """The gradient of the block's input; of the norm, only the statistics are read."""
+        from .dense_kernels import incoming
+
+        shape = self.shape
+        out = self.buffer.new_empty(shape.pixels, shape.inputs)
+        incoming[(-(-shape.pixels // PIXELS), -(-shape.inputs // CHANNELS))](
+            self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, out,
+            shape.pixels, shape.inputs // shape.unit, shape.stride,
+            UNIT=shape.unit, PIXELS=PIXELS, CHANNELS=CHANNELS,
+        )  # fmt: skip
+        return shape.images_of(out)
+
+    def _ranges(self, tile: int, programs_each: int, columns: int) -> tuple[int, int]:
+        """Pixels of a range, whole tiles, and the number of ranges: so many programs for each processor, or fewer."""
+        ranges = max(1, programs_each * processors(self.buffer.device) // columns)
+        each = -(-self.shape.pixels // (ranges * tile)) * tile
+        return each, -(-self.shape.pixels // each)
+
+
+def precision() -> str:
+    """How float32 is multiplied on tensor cores; three products of TF32 numbers are as good as float32."""
+    cudnn: Any = torch.backends.cudnn
+    tf32 = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32  # torch 2.9, and before
+    return "tf32" if tf32 else "tf32x3"
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Of a GPU; the interpreter has a few, so that its tests have several ranges."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _power_of_two(n: int) -> int:
+    """At least n, and 16."""
+    return max(16, 1 << (n - 1).bit_length())

@@ -1,0 +1,46 @@
+"""Triton's interpreter (3.6), made fit for NumPy 2.4 and for bfloat16, which NumPy does not have."""
+
+import numpy as np
+
+
+def rounded(values):
+    """The bits of float32 values as bfloat16, to nearest, ties to even, as a GPU rounds; the interpreter truncates."""
+    bits = values.astype(np.float32).view(np.uint32)
+    nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, nearest).astype(np.uint16)
+
+
+def widened(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def repair():
+    """Once, after Triton was told to interpret."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    convert, patch, multiply = (
+        interpreter._convert_float,
+        interpreter._patch_lang_tensor,
+        interpreter.InterpreterBuilder.create_dot,
+    )
+
+    def convert_float(values, source, target, rounding):
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return rounded(values)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return widened(values)
+        return convert(values, source, target, rounding)
+
+    def patch_tensor(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # int(array of one) is no more
+
+    def create_dot(self, a, b, d, *options):
+        if a.dtype.scalar == tl.bfloat16:  # multiplied as the integers that stand for them, otherwise
+            a, b = (interpreter.TensorHandle(widened(x.data), tl.float32) for x in (a, b))
+        return multiply(self, a, b, d, *options)
+
+    interpreter._convert_float = convert_float
+    interpreter._patch_lang_tensor = patch_tensor
+    interpreter.InterpreterBuilder.create_dot = create_dot

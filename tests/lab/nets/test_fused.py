@@ -1,0 +1,272 @@
+"""The fused dense block against the plain modules in float64: on a GPU as compiled, elsewhere in Triton's interpreter.
+
+The interpreter must be asked for before Triton is first imported, so these tests run in a process of their own.
+"""
+
+import copy
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn, relu
+from torch.nn.functional import avg_pool2d, conv2d
+
+from snapens.lab.nets import fused
+from snapens.lab.nets.densenet import Layer, densenet
+from snapens.lab.nets.dropout import KeyedDropout, keyed
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+here = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device")
+if INTERPRETED:
+    from interpreter import repair
+
+    repair()
+# the interpreter computes with what it will throw away
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+def test_all_of_this_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(Path(__file__))]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(autouse=True)
+def _without_tf32(monkeypatch):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """What is not written is NaN."""
+    for owner, name in [(torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")]:
+        plain = getattr(owner, name)
+
+        def poisoned(*arguments, plain=plain, **options):
+            found = plain(*arguments, **options)
+            return found.fill_(float("nan")) if found.is_floating_point() else found
+
+        monkeypatch.setattr(owner, name, poisoned)
+
+
+class Block(nn.Module):
+    """A dense block and what closes it, by the plain modules."""
+
+    def __init__(self, inputs, growth, layers, dropout=0.0):
+        super().__init__()
+        widths = [inputs + layer * growth for layer in range(layers + 1)]
+        self.layers = nn.ModuleList(Layer(width, growth, dropout) for width in widths[:-1])
+        self.norm = nn.BatchNorm2d(widths[-1])
+        for norm in self.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                nn.init.normal_(norm.weight, 1, 0.3)
+                nn.init.normal_(norm.bias, 0, 0.3)
+                nn.init.normal_(norm.running_mean)
+                nn.init.uniform_(norm.running_var, 0.5, 2)
+        keyed(self)
+        for k, dropout in enumerate(module for module in self.modules() if isinstance(module, KeyedDropout)):
+            dropout.layer.fill_(k + 7)
+            dropout.key = torch.tensor([2**40 + 3])
+
+    def forward(self, x, factor):
+        for layer in self.layers:
+            x = layer(x)
+        return avg_pool2d(relu(self.norm(x)), factor)
+
+
+def outcome(block, compute, x, upstream):
+    """Output, gradients and buffers of a training step, by name."""
+    x = x.clone().requires_grad_()
+    out = compute(x)
+    out.backward(upstream.to(out))
+    gradients = {f"d {name}": parameter.grad for name, parameter in block.named_parameters()}
+    return {"out": out.detach(), "d x": x.grad, **gradients, **dict(block.named_buffers())}
+
+
+def error(found, expected):
+    """Relative, of a whole tensor."""
+    assert found.shape == expected.shape
+    found, expected = found.double().cpu(), expected.double().cpu()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-300))
+
+
+SHAPES = [
+    # images, inputs, growth, layers, side, factor, dropout
+    (2, 16, 12, 3, 8, 2, 0.0),
+    (3, 16, 24, 2, 4, 4, 0.0),
+    (2, 20, 5, 3, 6, 2, 0.0),
+    (5, 20, 12, 2, 6, 1, 0.2),
+    (3, 16, 5, 2, 7, 7, 0.5),
+]
+
+
+@here
+@pytest.mark.parametrize(("images", "inputs", "growth", "layers", "side", "factor", "dropout"), SHAPES)
+def test_a_training_step_equals_the_plain_modules_in_float64(images, inputs, growth, layers, side, factor, dropout):
+    block = Block(inputs, growth, layers, dropout)
+    x = torch.randn(images, inputs, side, side) * torch.rand(inputs, 1, 1) + torch.randn(inputs, 1, 1)
+    upstream = torch.randn(images, inputs + layers * growth, side // factor, side // factor)
+    plain = copy.deepcopy(block).double()
+    expected = outcome(plain, lambda x: plain(x, factor), x.double(), upstream.double())
+    block.to(DEVICE)
+    compute = lambda x: fused.dense_block(x, block.layers, block.norm, factor)  # noqa: E731
+    found = outcome(block, compute, x.to(DEVICE), upstream.to(DEVICE))
+    assert found.keys() == expected.keys()
+    errors = {name: error(found[name], expected[name]) for name in expected}
+    assert max(errors.values()) < 1e-4, errors
+    if dropout:
+        kept = (found["out"] != 0).cpu()
+        assert kept.equal(expected["out"].float() != 0)
+
+
+@here
+def test_the_same_bits_come_twice():
+    block = Block(20, 12, 2, dropout=0.2).to(DEVICE)
+    x, upstream = torch.randn(3, 20, 6, 6, device=DEVICE), torch.randn(3, 44, 3, 3, device=DEVICE)
+    twice = []
+    for _ in range(2):
+        again = copy.deepcopy(block)
+        twice.append(outcome(again, lambda x: fused.dense_block(x, again.layers, again.norm, 2), x, upstream))  # noqa: B023
+    assert all(twice[0][name].equal(twice[1][name]) for name in twice[0])
+
+
+@here
+@pytest.mark.parametrize("factor", [1, 2, 6])
+def test_evaluation_equals_the_plain_modules_in_float64(factor):
+    block = Block(20, 5, 3, dropout=0.5).eval()
+    x = torch.randn(3, 20, 6, 6)
+    before = copy.deepcopy(dict(block.named_buffers()))
+    with torch.no_grad():
+        expected = copy.deepcopy(block).double()(x.double(), factor)
+        block.to(DEVICE)
+        found = fused.dense_block(x.to(DEVICE), block.layers, block.norm, factor)
+    assert error(found, expected) < 1e-5
+    assert all(tensor.cpu().equal(before[name]) for name, tensor in block.named_buffers())
+
+
+class Rounded(torch.autograd.Function):
+    """To bfloat16 and back, the gradient too."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.bfloat16().to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.bfloat16().to(gradient.dtype)
+
+
+def as_autocast(block, x, factor):
+    """The plain modules in float64, rounded wherever autocast has a tensor of bfloat16."""
+    rounded = Rounded.apply
+    for layer in block.layers:
+        x = rounded(x)  # for the gradient, which is a sum
+        y = rounded(conv2d(rounded(relu(rounded(layer.norm(x)))), rounded(layer.conv.weight), padding=1))
+        x = torch.cat([x, rounded(layer.dropout(y))], dim=1)
+    return rounded(avg_pool2d(relu(rounded(block.norm(rounded(x)))), factor))
+
+
+@here
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_in_bfloat16_the_error_is_that_of_the_plain_modules(dropout):
+    block = Block(16, 12, 4, dropout)
+    for layer in block.layers:
+        layer.conv.weight.data = layer.conv.weight.data.bfloat16().float()
+    x, upstream = torch.randn(4, 16, 6, 6).bfloat16(), torch.randn(4, 64, 3, 3).bfloat16()
+    exact, emulated = copy.deepcopy(block).double(), copy.deepcopy(block).double()
+    expected = outcome(exact, lambda x: exact(x, 2), x.double(), upstream.double())
+    plain = outcome(emulated, lambda x: as_autocast(emulated, x, 2), x.double(), upstream.double())
+    block.to(DEVICE)
+    for layer in block.layers:  # as in the twin of a network
+        layer.conv.bfloat16()
+    compute = lambda x: fused.dense_block(x, block.layers, block.norm, 2)  # noqa: E731
+    found = outcome(block, compute, x.to(DEVICE), upstream.to(DEVICE))
+    assert found["out"].dtype == found["d x"].dtype == found["d layers.0.conv.weight"].dtype == torch.bfloat16
+    assert found["d norm.weight"].dtype == torch.float32
+    for kind in ["out", "d x", "conv.weight", "norm.weight", "norm.bias", "running_mean", "running_var"]:
+        names = [name for name in expected if name.endswith(kind)]
+        ours, theirs = (
+            sum(error(those[name], expected[name]) ** 2 for name in names) ** 0.5 for those in (found, plain)
+        )
+        assert ours <= 1.5 * theirs, kind
+
+
+def small(dropout=0.0):
+    torch.manual_seed(3)
+    network = keyed(densenet(depth=10, growth=12, classes=5, dropout=dropout))
+    network.fused = True
+    return network
+
+
+@here
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_network_trains_and_predicts_as_the_plain_one(dropout):
+    network = small(dropout)
+    plain = copy.deepcopy(network).double()
+    plain.fused = False
+    images, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
+    network.to(DEVICE, memory_format=torch.channels_last)
+    assert fused.possible(network, images.to(DEVICE))
+
+    def step(network, images):
+        logits = network(images)
+        nn.functional.cross_entropy(logits, labels.to(images.device)).backward()
+        gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+        return {"logits": logits.detach(), **gradients, **{f"state {k}": v for k, v in network.state_dict().items()}}
+
+    found, expected = step(network, images.to(DEVICE)), step(plain, images.double())
+    errors = {name: error(found[name], expected[name]) for name in expected}
+    assert max(errors.values()) < 1e-4, errors
+    with torch.no_grad():
+        images = torch.randn(3, 3, 8, 8)
+        assert error(network.eval()(images.to(DEVICE)), plain.eval()(images.double())) < 1e-5
+    plain.load_state_dict(network.state_dict())
+    network.load_state_dict(plain.state_dict())
+
+
+def test_the_names_in_the_state_are_those_of_the_modules_in_a_row():
+    network = small()
+    row = nn.Sequential(OrderedDict(stem=network.stem, blocks=network.blocks, head=network.head))
+    assert list(network.state_dict()) == list(row.state_dict())
+    assert {"stem.weight", "blocks.0.norm.weight", "blocks.2.conv.weight", "head.4.bias"} <= {*network.state_dict()}
+
+
+@here
+def test_the_plain_way_is_taken_where_the_kernels_would_be_wrong():
+    images = torch.randn(4, 3, 8, 8, device=DEVICE)
+    network = small().to(DEVICE)
+    assert fused.possible(network, images)
+    assert not fused.possible(network, images[:1])
+    assert not fused.possible(network, images[..., :4])
+    assert not fused.possible(network, images.double())
+    assert not fused.possible(network.eval(), images)
+    with torch.no_grad():
+        assert fused.possible(network, images)
+        network.head[0].train()  # as when statistics are estimated
+        assert not fused.possible(network, images)
+    network.train()
+    network.head[0].momentum = None
+    assert not fused.possible(network, images)
+    assert not fused.possible(densenet(depth=10, growth=12, classes=5, dropout=0.2), images)  # not keyed
+    assert not fused.possible(densenet(depth=7, growth=32, classes=5), images)
+    network = small().to(DEVICE)
+    network.fused = False
+    assert network(images).equal(nn.Sequential(network.stem, network.blocks, network.head)(images))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="asks for the plain process")
+def test_without_a_gpu_triton_is_not_even_imported():
+    code = (
+        "import sys, torch; from snapens.lab.nets import build; network = build('densenet40', classes=3)\n"
+        "network.fused = True; network(torch.ones(2, 3, 8, 8)); assert 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
