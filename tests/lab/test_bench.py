@@ -102,6 +102,23 @@ def test_every_loop_is_compared_and_a_missing_library_is_said(root, monkeypatch)
     assert "Ensemble-PyTorch, not installed" in found
 
 
+def test_a_densenet_on_a_gpu_is_timed_with_fused_blocks_and_without(monkeypatch):
+    def apart(processes, function, recipe, root, device, seconds, pack, fused):
+        return [(200.0, 300.0) if fused else (20.0, 30.0)]
+
+    monkeypatch.setattr(bench, "_apart", apart)
+    recipe = replace(RECIPE, network="densenet40")
+    found = dict(bench.compare(recipe, None, "cuda", 8, 60.0, loops=False))
+    assert found == {
+        "engine, one run": 20.0,
+        "engine, a pack of 8": 30.0,
+        "engine, one run, blocks fused": 200.0,
+        "engine, a pack of 8, blocks fused": 300.0,
+    }
+    assert len(dict(bench.compare(recipe, None, "cpu", 8, 60.0, loops=False))) == 2
+    assert len(dict(bench.compare(RECIPE, None, "cuda", 8, 60.0, loops=False))) == 2
+
+
 def test_ensemble_pytorch_is_stopped_by_the_watch(root, clock, monkeypatch):
     class Classifier:
         def __init__(self, estimator, estimator_args, n_estimators, cuda):

@@ -116,6 +116,8 @@ class Bench:
     """Images in a step."""
     pack: int = 8
     """Runs that share the GPU."""
+    engine_only: bool = False
+    """Leave the other loops out: a DenseNet's engine with fused blocks is then held against the one without."""
     seconds: float = 60.0
     """How long each is timed, after a warm-up."""
     data: Place = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def bench_train(options: "Bench") -> None:
-    """Print a line for each thing timed; the numbers of all go to `options.out` as soon as they are there."""
+    """Print a line for each thing timed, with its ratio to the first; the numbers go to `options.out` as they come."""
     import torch
 
     from ..lab.bench import compare
@@ -26,7 +26,9 @@ def bench_train(options: "Bench") -> None:
     for network in options.networks:
         speeds = found.setdefault(network, {})
         recipe = Recipe(network=network, dataset=options.dataset, batch=options.batch, epochs=200, cycles=1)
-        for what, speed in compare(recipe, root, device.type, options.pack, options.seconds):
+        for what, speed in compare(
+            recipe, root, device.type, options.pack, options.seconds, loops=not options.engine_only
+        ):
             speeds[what] = speed
             plain = next(iter(speeds.values()))
             shown = "–" if speed is None or plain is None else f"{speed:10,.0f} {speed / plain:6.1f} ×"

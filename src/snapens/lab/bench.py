@@ -23,6 +23,7 @@ from ..errors import ArgumentError
 from . import data, engine, nets
 from .data.augment import AUGMENTATIONS
 from .data.images import ImageData
+from .nets.densenet import DenseNet
 from .recipe import Recipe
 from .training import Training
 
@@ -34,8 +35,21 @@ Speed = tuple[str, float | None]
 """What was timed, and its images a second in training; None where it cannot be had here."""
 
 
-def compare(recipe: Recipe, root: Path | None, device: str, pack: int, seconds: float) -> Iterator[Speed]:
-    """Time the usual loops and the engine, each for so many seconds."""
+def compare(
+    recipe: Recipe, root: Path | None, device: str, pack: int, seconds: float, loops: bool = True
+) -> Iterator[Speed]:
+    """Time the usual loops, unless they are left out, and the engine, each for so many seconds."""
+    arguments = (recipe, root, device, seconds)
+    if loops:
+        yield from _usual_loops(*arguments)
+    for fused in (False, True) if device == "cuda" and _can_be_fused(recipe) else (False,):
+        alone, packed = _apart(1, engine_loop, *arguments, pack, fused)[0]
+        words = ", blocks fused" if fused else ""
+        yield f"engine, one run{words}", alone
+        yield f"engine, a pack of {pack}{words}", packed
+
+
+def _usual_loops(recipe: Recipe, root: Path | None, device: str, seconds: float) -> Iterator[Speed]:
     cores = os.cpu_count() or 1
     candidates = [count for count in (4, 8) if count < cores] or [0]
     arguments = (recipe, root, device, seconds)
@@ -48,9 +62,6 @@ def compare(recipe: Recipe, root: Path | None, device: str, pack: int, seconds: 
         yield "Ensemble-PyTorch", _apart(1, ensemble_pytorch, *arguments, workers)[0]
     except ArgumentError:
         yield "Ensemble-PyTorch, not installed", None
-    alone, packed = _apart(1, engine_loop, *arguments, pack)[0]
-    yield "engine, one run", alone
-    yield f"engine, a pack of {pack}", packed
 
 
 def plain_loop(
@@ -104,8 +115,11 @@ def ensemble_pytorch(recipe: Recipe, root: Path | None, device: str, seconds: fl
     return watch.images_per_second
 
 
-def engine_loop(recipe: Recipe, root: Path | None, device: str, seconds: float, pack: int) -> tuple[float, float]:
-    """Our own: a run alone, then a pack of runs that differ in their seeds."""
+def engine_loop(
+    recipe: Recipe, root: Path | None, device: str, seconds: float, pack: int, fused: bool = False
+) -> tuple[float, float]:
+    """Our own: a run alone, then a pack of runs that differ in their seeds; the process is left `fused` as asked."""
+    DenseNet.fused = fused
     images = _arrays(recipe, root)
     epochs = max(recipe.epochs, -(-_LONG_STEPS * recipe.batch // len(images.train)))  # no run ends before its time
     recipe = replace(recipe, epochs=epochs)
@@ -200,10 +214,17 @@ class _Network(nn.Module):
     def __init__(self, recipe: Recipe, images: ImageData) -> None:
         super().__init__()
         self.network = nets.build(recipe.network, classes=len(images.classes), channels=images.channels)
+        if isinstance(self.network, DenseNet):
+            self.network.fused = False  # as one would write it
 
     def forward(self, x: Tensor) -> Tensor:
         """(images, channels, height, width) -> (images, classes)."""
         return cast(Tensor, self.network(x))
+
+
+def _can_be_fused(recipe: Recipe) -> bool:
+    with torch.device("meta"):
+        return isinstance(nets.build(recipe.network, classes=2), DenseNet)
 
 
 def _arrays(recipe: Recipe, root: Path | None) -> ImageData:
