@@ -23,7 +23,10 @@ def texts() -> dict[Path, str]:
 def pictures() -> dict[Path, bytes]:
     """Every picture."""
     entries = ledger.entries(ROOT / "results")
-    drawn = {f"figure-{name}-{network}.svg": figures.figure(name, entries, network) for name, network in FIGURES}
+    drawn = {
+        f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True)
+        for name, network in FIGURES
+    }
     drawn["picture.svg"] = overview(entries)
     return {ROOT / "docs" / name: figures.svg(figure) for name, figure in drawn.items()}
 

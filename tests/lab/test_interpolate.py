@@ -89,15 +89,19 @@ def test_what_was_measured_is_kept_in_the_run_and_read_back(finished, tmp_path):
             finished.run.curves()
 
 
-def test_a_bump_is_what_rises_above_both_ends_with_statistics_estimated_anew():
-    assert Line(1, (50, 90, 50), (20, 31, 30)).bump_points == 1
-    assert Line(1, (50, 90, 50), (20, 25, 30)).bump_points == -5
+def test_a_bump_is_what_rises_above_the_line_between_the_ends_with_statistics_estimated_anew():
+    assert Line(1, (50, 90, 50), (20, 26, 30)).bump_points == 1  # 25 half-way
+    assert Line(1, (50, 90, 50), (20, 20, 30)).bump_points == -5
+    assert Line(1, (50,) * 5, (40, 31, 25, 28, 20)).bump_points == 3  # 35, 30, 25 on the way
+    assert Line(1, (50, 10, 50), (24, 21, 23)).dip_points == 2
+    assert Line(1, (50, 10, 50), (24, 25, 23)).dip_points == -2
 
 
 @pytest.mark.parametrize(
     ("shares", "lines", "message"),
     [
-        ((0, 1), (), "last_share must ascend from 0 to 1, with something between, got"),
+        ((0, 1), (), "last_share must go from 0 to 1 in equal steps, got"),
+        ((0, 0.4, 1), (), "last_share must"),
         ((0.1, 0.5, 1), (), "last_share must"),
         ((0, 0.5, 0.9), (), "last_share must"),
         ((0, 0.5, 0.5, 1), (), "last_share must"),
@@ -109,4 +113,4 @@ def test_a_bump_is_what_rises_above_both_ends_with_statistics_estimated_anew():
 )
 def test_lines_that_cannot_be_are_refused(shares, lines, message):
     with pytest.raises(ArgumentError, match=message):
-        Between(shares, lines)
+        Between(shares, lines, "images")

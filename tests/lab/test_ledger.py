@@ -130,10 +130,14 @@ def test_losses_are_kept_with_their_rates_thinned_to_300_points(tmp_path):
 def test_the_lines_between_snapshots_are_kept_where_they_were_measured(tmp_path):
     run = finished(tmp_path)
     assert Entry.of_run(run, "c").between is None
-    lines = Between((0.0, 0.5, 1.0), tuple(Line(k, (20, 90, 30), (20, 25, 30)) for k in (1, 5)))
-    run.keep_curves(lines)
     path = ledger.record(run, tmp_path / "results", "c")
+    lines = Between((0.0, 0.5, 1.0), tuple(Line(k, (20, 90, 30), (20, 25, 30)) for k in (1, 5)), "images")
+    run.keep_curves(lines)
+    assert ledger.record(run, tmp_path / "results", "c") == path  # they may come later
     assert ledger.entries(tmp_path / "results")[path.stem].between == lines
+    run.keep_curves(replace(lines, estimated_from="other images"))
+    with pytest.raises(StoreError, match="now has other between: remove"):
+        ledger.record(run, tmp_path / "results", "c")
 
 
 def test_a_run_of_one_snapshot_has_an_entry(tmp_path):
@@ -147,7 +151,7 @@ def test_a_run_of_one_snapshot_has_an_entry(tmp_path):
 
 def test_what_is_read_is_what_was_recorded(tmp_path):
     runs = [finished(tmp_path, replace(SINGLE, seed=seed)) for seed in (0, 1)]
-    runs[0].keep_curves(Between((0.0, 0.5, 1.0), ()))
+    runs[0].keep_curves(Between((0.0, 0.5, 1.0), (), "images"))
     for run in runs:
         ledger.record(run, tmp_path / "results", "c")
     ledger.record_together(runs, tmp_path / "results")
@@ -296,17 +300,20 @@ def test_a_number_of_runs_that_are_gone_or_others_is_refused(recorded):
     singles, _, results = recorded
     ledger.record_together(singles, results)
     joints = sorted(path.stem for path in results.glob("*-x?-*"))
-    path = results / "densenet40-cifar100-single-seed2.json"
+    path = results / "densenet40-cifar100-single-seed1.json"
     content = path.read_text()
-    for damage in (path.unlink, lambda: path.write_text(content.replace("commit2", "another"))):
+    for damage in (path.unlink, lambda: path.write_text(content.replace("commit1", "another"))):
         damage()
         with pytest.raises(
             DamagedError,
-            match=rf"{joints[1]}\.json must be of runs that are in the ledger as they were, but .*: remove",
+            match=rf"must hold the runs .* but not those of {joints[0]}.json, {joints[1]}.json: remove these",
         ):
             ledger.entries(results)
     path.write_text(content)
     assert sorted(name for name, found in ledger.entries(results).items() if isinstance(found, Joint)) == joints
+    path.unlink()
+    ledger.record(singles[1], results, "another")  # a new result: the old numbers are gone
+    assert not any(isinstance(found, Joint) for found in ledger.entries(results).values())
 
 
 def test_test_images_of_another_number_are_refused(tmp_path, monkeypatch):
@@ -356,7 +363,7 @@ def changed(**changes):
 
 def lines(**changes):
     line = {"snapshot": 1, "interpolated_percent": [1.0] * 3, "estimated_percent": [1.0] * 3}
-    return {"last_share": [0.0, 0.5, 1.0], "lines": [{**line, **changes}]}
+    return {"last_share": [0.0, 0.5, 1.0], "lines": [{**line, **changes}], "estimated_from": "images"}
 
 
 @pytest.mark.parametrize(
@@ -383,6 +390,14 @@ def lines(**changes):
         (changed(test_images=41), "test_images must be the 40 of cifar100, got 41"),
         (changed(snapshot_percent=[1.0, 2.0, 3.0, 4.0, 5.0, 101.0]), "errors must be between 0 and 100 percent"),
         (changed(early_exit=[{"threshold": 0.5, "error_percent": -1.0, "mean_members": 1.0}]), "errors must be"),
+        (changed(last_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one must have that snapshot's error"),
+        (changed(first_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one must have that snapshot's error"),
+        (changed(last_ece=[1.5] * 6), "must be in their ranges"),
+        (changed(correlation=[[-1.5] * 6] * 6), "must be in their ranges"),
+        (changed(disagreement=[[1.5] * 6] * 6), "must be in their ranges"),
+        (changed(last_nll=[-1.0] * 6), "must be in their ranges"),
+        (changed(seconds=-1.0), "must be in their ranges"),
+        (changed(pack=0), "must be in their ranges"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": 1e999'), "seconds must be float, got 'inf'"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": NaN'), "NaN is not JSON"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": 1' + "0" * 400), "too large"),

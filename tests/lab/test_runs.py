@@ -259,6 +259,15 @@ def kept(path, *steps):
     store.close()
 
 
+def test_the_last_words_are_the_last_and_lines_of_others_are_passed_over(tmp_path):
+    run = begun(tmp_path)
+    assert run.last_words is None
+    (tmp_path / "log.jsonl").write_text('{"note": "mine"}\n{"event": "finished", "seconds": 1}\n')
+    run.note("finished", seconds=2)
+    assert run.finished
+    assert run.last_words == {"event": "finished", "seconds": 2}
+
+
 def test_members_outputs_are_kept_one_after_the_other(tmp_path):
     run = begun(tmp_path)
     for step in (10, 20, 30):

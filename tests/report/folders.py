@@ -55,5 +55,5 @@ def with_curves(run, bump=0.0):
     """Add lines between the snapshots, straight but for a bump in the middle."""
     *earlier, last = (100 * error for error in run.outputs().member_errors)
     ways = [(error, (error + last) / 2 + 100 * bump, last) for error in earlier]
-    run.keep_curves(Between((0.0, 0.5, 1.0), tuple(Line(k, way, way) for k, way in enumerate(ways, 1))))
+    run.keep_curves(Between((0.0, 0.5, 1.0), tuple(Line(k, way, way) for k, way in enumerate(ways, 1)), "nothing"))
     return run

@@ -35,8 +35,8 @@ def entry(recipe, origin=ORIGIN, between=True):
         test_images=paper.TEST_IMAGES[recipe.dataset],
         snapshot_epochs=tuple(float(e) for e in recipe.epochs * (k + 1) / m),
         snapshot_percent=series(alone),
-        last_percent=series(last),
-        first_percent=series(first),
+        last_percent=(*series(alone[-1:]), *series(last[1:])),
+        first_percent=(*series(alone[:1]), *series(first[1:])),
         last_nll=series(last / 25),
         last_ece=series(last / 400),
         correlation=tuple(series(row) for row in 1 - 0.06 * apart**0.5),
@@ -56,6 +56,7 @@ def lines(m, level):
             Line(k, series(level + (90 - level) * hump**0.4 * (m - k) / m), series(level + 8 * hump * (m - k) / m))
             for k in range(1, m)
         ),
+        "made-up images",
     )
 
 

@@ -60,7 +60,7 @@ def test_a_page_needs_neither_curves_nor_a_gallery_nor_a_log_nor_a_second_member
     (bare.path / "log.jsonl").unlink()
     html = page.render([bare])
     assert "There is one snapshot" in html
-    assert "The one snapshot so far errs on" in html
+    assert "The one snapshot errs on" in html
     assert not any(words in html for words in ("The ensemble", "Ensemble of", "disagree most", 'id="sure"'))
     assert "unfinished, 1 of 1" in html
     shape = Shape(page.render([folders.made(tmp_path / "two", members=2)]))

@@ -5,6 +5,7 @@ import json
 import folders
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.lab import gallery
@@ -107,9 +108,14 @@ def test_a_difference_is_paired():
     deviation = (sum((d - mean) ** 2 for d in differences) / 5) ** 0.5
     found = Difference.of(wrong, other)
     assert (found.value, found.standard_error) == pytest.approx((mean, deviation / 5**0.5))
-    assert found.exceeds(0.5)
-    assert not found.exceeds(1)
-    assert not Difference(0.0, 0.0).exceeds(2)
+    assert (found.more, found.fewer, found.examples) == (2, 1, 5)
+
+
+@pytest.mark.parametrize(("more", "fewer"), [(0, 0), (4, 0), (7, 1), (1, 7), (30, 12), (900, 1000), (2600, 2400)])
+def test_the_chance_of_a_difference_is_that_of_scipys_binomial_test(more, fewer):
+    wanted = binomtest(more, more + fewer, alternative="greater").pvalue if more + fewer else 1.0
+    assert Difference(more, fewer, 10_000).chance == pytest.approx(wanted, rel=1e-9)
+    assert -Difference(more, fewer, 10_000) == Difference(fewer, more, 10_000)
 
 
 def test_reliability_counts_every_example_once(run, summary):
@@ -186,21 +192,21 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
     assert evidence.disagreements == pytest.approx([np.mean(votes[k] != votes[3]) for k in range(3)])
     assert evidence.losses == pytest.approx((1, 1 / 2, 1 / 3, 1 / 4))
     ends = run.outputs().member_errors
-    wanted = {k + 1: (ends[-1] + ends[k]) / 2 + 0.2 - max(ends[-1], ends[k]) for k in range(3)}
-    assert evidence.bumps == pytest.approx(wanted)
+    assert [evidence.lines[k + 1].estimated_percent[0] for k in range(3)] == [100 * end for end in ends[:3]]
+    assert evidence.missing == 0
 
 
 @pytest.mark.parametrize(
     ("method", "pattern", "restarts"),
     [
-        ("snapshot", (), "warm"),
-        ("single", (), "none"),
-        ("singlecycle", (), "fresh"),
-        ("grow", ("warm", "fresh"), "fresh"),
+        ("snapshot", (), ("warm", "warm", "warm")),
+        ("single", (), ("none", "none", "none")),
+        ("singlecycle", (), ("fresh", "fresh", "fresh")),
+        ("grow", ("warm", "fresh"), ("fresh", "fresh", "warm")),  # 1 and 2, 3 and 4 go on
     ],
 )
-def test_restarts_are_warm_where_none_begins_fresh(tmp_path, method, pattern, restarts):
-    run = folders.made(tmp_path / "run", method=method, pattern=pattern)
+def test_what_lies_between_a_member_and_the_last_is_fresh_where_a_cycle_began_so(tmp_path, method, pattern, restarts):
+    run = folders.made(tmp_path / "run", members=4, method=method, pattern=pattern)
     assert summarise([run]).details.evidence.restarts == restarts
 
 

@@ -18,6 +18,7 @@ from snapens.report.tables import table
 
 PAPER = "densenet40-cifar100-snapshot-0.2"
 SOME = [paper.find(f"wrn32-cifar10-{method}") for method in ("single", "nocycle", "snapshot-0.2")]
+ALL_ERRORS = ("snapshot_percent", "last_percent", "first_percent")
 
 
 def ledger(**percent_by_cell):
@@ -26,7 +27,7 @@ def ledger(**percent_by_cell):
     for cell in paper.cells():
         for seed, percent in enumerate(percent_by_cell.get(re.sub(r"[-.]", "_", cell.name), ())):
             one = measurements.entry(replace(cell.recipe, seed=seed))
-            entries[one.name] = replace(one, last_percent=(percent,) * cell.recipe.cycles)
+            entries[one.name] = replace(one, **dict.fromkeys(ALL_ERRORS, (percent,) * cell.recipe.cycles))
     return entries
 
 
@@ -250,7 +251,7 @@ def test_a_readme_is_updated_between_its_markers_and_a_stale_one_is_seen():
 )
 def test_a_readme_without_its_two_markers_is_refused(text):
     with pytest.raises(ArgumentError, match=r"text must hold the lines <!-- results: begin .* once each: add them"):
-        readme.update(text, {})
+        readme.update(text, "new")
 
 
 def test_tables_are_made_without_torch_or_matplotlib():

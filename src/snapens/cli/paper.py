@@ -92,7 +92,7 @@ class PaperRecord:
     """Replace a result of the same name."""
 
     def __call__(self) -> int:
-        """Say which files were written."""
+        """Say which files hold them."""
         from ..lab import ledger
         from ..lab.runs import Run
 
@@ -135,6 +135,8 @@ class PaperFigure:
     """The file to write, .svg or .png; figure-NAME.svg by default."""
     network: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
     """Draw the same of another network than the paper's."""
+    measured_only: bool = False
+    """Leave out the panels that nobody has measured."""
     ledger: Path = LEDGER
     """The ledger's folder."""
 
@@ -146,7 +148,7 @@ class PaperFigure:
         out = self.out or Path(f"figure-{self.name}.svg")
         if (form := figures.FORMATS.get(out.suffix[1:])) is None:
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
-        drawn = figures.figure(self.name, _entries(self.ledger), self.network)
+        drawn = figures.figure(self.name, _entries(self.ledger), self.network, measured_only=self.measured_only)
         try:
             publish(out, [form(drawn)])
         except OSError as error:
@@ -156,10 +158,10 @@ class PaperFigure:
 
 
 def _entries(folder: Path) -> "Entries":
-    """What is in the ledger; without the folder of that name there is none yet, but another one must be there."""
+    """What is in the ledger: nothing where the default folder is not there yet; any other must be."""
     from ..lab import ledger
 
-    if folder != LEDGER and not folder.is_dir():
+    if not folder.is_dir() and (folder != LEDGER or folder.exists()):
         raise ArgumentError(f"ledger must be a folder, got {folder}: check the path")
     return ledger.entries(folder)
 

@@ -19,9 +19,19 @@ class Line:
 
     @property
     def bump_points(self) -> float:
-        """How far the error rises above both ends, statistics estimated anew; less than 0 where it never does."""
-        first, *between, last = self.estimated_percent
-        return max(between) - max(first, last)
+        """How far the error rises above the straight line between those of the ends, statistics estimated anew.
+
+        Less than 0 where it never does. The points are evenly spaced.
+        """
+        first, *_, last = errors = self.estimated_percent
+        steps = len(errors) - 1
+        return max(error - (first + (last - first) * k / steps) for k, error in enumerate(errors) if 0 < k < steps)
+
+    @property
+    def dip_points(self) -> float:
+        """How much lower than at both ends the error is half-way, statistics estimated anew."""
+        errors = self.estimated_percent
+        return min(errors[0], errors[-1]) - errors[len(errors) // 2]
 
 
 @dataclass(frozen=True)
@@ -30,11 +40,13 @@ class Between:
 
     last_share: Series
     lines: tuple[Line, ...]
+    estimated_from: str
+    """The images that statistics were estimated from."""
 
     def __post_init__(self) -> None:
         shares, snapshots = self.last_share, [line.snapshot for line in self.lines]
-        if len(shares) < 3 or (shares[0], shares[-1]) != (0, 1) or list(shares) != sorted(set(shares)):
-            raise ArgumentError(f"last_share must ascend from 0 to 1, with something between, got {shares}")
+        if len(shares) < 3 or any(abs(share - k / (len(shares) - 1)) > 1e-9 for k, share in enumerate(shares)):
+            raise ArgumentError(f"last_share must go from 0 to 1 in equal steps, got {shares}")
         if snapshots != sorted(set(snapshots)) or any(snapshot < 1 for snapshot in snapshots):
             raise ArgumentError(f"lines must be of ascending snapshots, counted from 1, got {snapshots}")
         for line in self.lines:

@@ -98,6 +98,13 @@ class Entry:
         percentages = (*curves[1:], [found.error_percent for found in self.early_exit])
         if not all(0 <= value <= 100 for values in percentages for value in values):
             raise ArgumentError("errors must be between 0 and 100 percent")
+        alone = self.snapshot_percent
+        if (self.first_percent[0], self.last_percent[0]) != (alone[0], alone[-1]):
+            raise ArgumentError("an ensemble of one must have that snapshot's error")
+        shares = (*self.last_ece, *(abs(r) for row in self.correlation for r in row), *sum(self.disagreement, ()))
+        least = (*self.last_nll, self.seconds, 0 if self.pack is None else self.pack - 1)
+        if not all(0 <= share <= 1 for share in shares) or min(least) < 0:
+            raise ArgumentError("ECE, correlation, disagreement, NLL, seconds and pack must be in their ranges")
 
     @property
     def name(self) -> str:
@@ -213,10 +220,9 @@ def _finished(run: "Run") -> tuple[Recipe, dict[str, Any]]:
             f"run must be of a recipe of the paper's, whatever the seed, got {run.path} ({paper.run_name(recipe)}): "
             "`snapens paper list` shows what can be recorded"
         )
-    lines = [line for line in run.log() if line.get("event") == "finished"]
-    if not lines:
+    if (finished := run.last_words) is None:
         raise StoreError(f"run must be finished to be recorded, got {run.path}: resume it first")
-    return recipe, lines[-1]
+    return recipe, finished
 
 
 def _worth(outputs: "Outputs") -> dict[str, Any]:

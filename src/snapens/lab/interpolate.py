@@ -27,7 +27,7 @@ def between(step: TrainingStep, snapshots: Snapshots) -> Between:
             estimated.append(_percent_wrong(step))
         lines.append(Line(number, tuple(interpolated), tuple(estimated)))
     _set(step.network, end)
-    return Between(LAST_SHARE, tuple(lines))
+    return Between(LAST_SHARE, tuple(lines), "training images, augmented")
 
 
 def _mixed(end: Tensor, start: Tensor, last_share: float) -> Tensor:

@@ -1,7 +1,7 @@
 """The ledger: our measured values for the paper's cells, one small JSON file for each run or set of runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,22 @@ _KINDS: dict[str, type[Entry] | type[Joint]] = {"run": Entry, "runs together": J
 def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) -> Path:
     """Keep what a finished run of the paper's measured; `commit` is that of the code which trained it.
 
-    A result that is there already stays as it is; another result of the same name is refused unless `overwrite`,
-    which also removes the numbers that the run had a part in together with others: they are no longer true.
+    A result that is there already stays as it is, but for the lines between its snapshots, which may come later;
+    another result of the same name is refused unless `overwrite`. A new result removes the numbers that an earlier one
+    had a part in together with other runs: they are no longer true.
     """
     entry = Entry.of_run(run, commit)
-    for cell in paper.cells():
-        if overwrite and cell.seeds > 1 and cell.recipe == entry.seedless:
-            name = joint_name(cell, entry.recipe.seed // cell.seeds)
-            (folder / f"{name}.json").unlink(missing_ok=True)
-    return _keep(entry, folder, overwrite)
+    path = folder / f"{entry.name}.json"
+    before = _read(path) if path.exists() else None
+    if isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry:
+        return _keep(entry, folder, overwrite=True)
+    kept = _keep(entry, folder, overwrite)
+    if before is None or overwrite:
+        for cell in paper.cells():
+            if cell.seeds > 1 and cell.recipe == entry.seedless:
+                name = joint_name(cell, entry.recipe.seed // cell.seeds)
+                (folder / f"{name}.json").unlink(missing_ok=True)
+    return kept
 
 
 def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = False) -> list[Path]:
@@ -51,12 +58,12 @@ def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = Fa
 def entries(folder: Path) -> dict[str, Entry | Joint]:
     """All that is in the ledger, by name; nothing where there is no such folder."""
     found = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
-    for name, joint in found.items():
-        if isinstance(joint, Joint) and not _is_of(joint, found):
-            raise DamagedError(
-                f"{folder / name}.json must be of runs that are in the ledger as they were, but those of "
-                f"{', '.join(joint.runs)} are not all there, or not the same: remove it, record them again, together"
-            )
+    stale = [f"{name}.json" for name, entry in found.items() if isinstance(entry, Joint) and not _is_of(entry, found)]
+    if stale:
+        raise DamagedError(
+            f"{folder} must hold the runs of its numbers of several runs as they were, but not those of "
+            f"{', '.join(stale)}: remove these, and record their runs again, together"
+        )
     return found
 
 

@@ -109,7 +109,13 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all its steps were taken."""
-        return any(line["event"] == "finished" for line in self.log())
+        return self.last_words is not None
+
+    @property
+    def last_words(self) -> dict[str, Any] | None:
+        """What the log says of the end: seconds, device, software; None before it."""
+        *_, last = None, *(line for line in self.log() if line.get("event") == "finished")
+        return last
 
     def admit(self, recipe: Recipe, resume: bool) -> None:
         """Make sure that a run of this recipe may begin here, or go on."""

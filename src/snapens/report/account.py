@@ -1,7 +1,6 @@
 """Account: what one run says of itself, as numbers."""
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +31,10 @@ class Trace:
     snapens: str | None
 
     @classmethod
-    def of(cls, log: Iterable[Mapping[str, Any]]) -> "Trace":
-        """From the lines of a log."""
-        lines = list(log)
-        trained = [line for line in lines if line.get("event") == "trained"]
-        finished = next((line for line in lines if line.get("event") == "finished"), {})
+    def of(cls, run: Run) -> "Trace":
+        """From the lines of the log."""
+        trained = [line for line in run.log() if line.get("event") == "trained"]
+        finished = run.last_words or {}
         seconds, pack = finished.get("seconds"), finished.get("pack")
         device, torch, snapens = (finished.get(name) and str(finished[name]) for name in ("device", "torch", "snapens"))
         epochs, rates, losses = (tuple(_finite(line[name]) for line in trained) for name in ("epoch", "lr", "loss"))
@@ -150,7 +148,7 @@ def _images(run: Run) -> int:
 
 def _trace(run: Run) -> Trace:
     try:
-        return Trace.of(run.log())
+        return Trace.of(run)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedError(
             f"{run.path}/log.jsonl must be what snapens wrote, got {type(error).__name__}: {error}: remove the line"

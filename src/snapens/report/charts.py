@@ -42,7 +42,8 @@ def training(summary: Summary) -> Chart:
     for axes in (rate, loss):
         for epoch in summary.focus.minima:
             axes.axvline(epoch, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
-    if min(value for account, *_ in shown for value in account.trace.losses) > 0:
+    values = [value for account, *_ in shown for value in account.trace.losses]
+    if 0 < 10 * min(values) < max(values):  # within a decade a logarithmic axis has no labels
         loss.set_yscale("log")
         loss.yaxis.set_major_formatter(_plain)
         loss.yaxis.set_minor_formatter(package("matplotlib.ticker", "report").NullFormatter())
@@ -62,7 +63,8 @@ def snapshots(summary: Summary) -> Chart:
     axes = figure.subplots()
     focus, k = summary.focus, np.arange(1, len(summary.focus.members) + 1)
     axes.plot(k, _percent(focus.members), color=SINGLE, marker="o", label="snapshot alone")
-    axes.plot(k, _percent(focus.first), color=ENSEMBLE, marker="o", label="ensemble so far")
+    if len(k) > 1:
+        axes.plot(k, _percent(focus.first), color=ENSEMBLE, marker="o", label="ensemble so far")
     _reference(axes, summary.baseline)
     axes.set_xticks(k)
     axes.set_xlabel("snapshot")
@@ -126,7 +128,7 @@ def reliability(summary: Summary) -> Chart:
         (summary.details.reliability_last, SINGLE, "last snapshot"),
         (summary.details.reliability_ensemble, ENSEMBLE, f"ensemble of {len(summary.focus.members)}"),
     ]
-    for bins, colour, label in shown[-min(2, len(summary.focus.members)) :]:
+    for bins, colour, label in shown[: min(2, len(summary.focus.members))]:
         confidence, accuracy = ([100 * getattr(found, name) for found in bins] for name in ("confidence", "accuracy"))
         axes.plot(confidence, accuracy, color=colour, marker="o", label=label)
     axes.set_xlabel("confidence, %")
@@ -148,7 +150,7 @@ def exits(summary: Summary) -> Chart:
     axes.set_xticks(m)
     axes.set_xlabel("members asked on average")
     axes.set_ylabel(_error_of(summary))
-    axes.legend(loc="upper right")
+    axes.legend(loc="best")
     told = f"Early exit at confidence 0.50 asks {table.used[-1, 0]:.2f} members on average."
     return Chart("exits", figure, "What early exit costs and saves", told)
 
@@ -184,13 +186,11 @@ def _lines(summary: Summary, name: str, statistics: str) -> Chart:
     for k, line in enumerate(found):
         strength = 0.35 + 0.65 * (k + 1) / len(found)
         axes.plot(summary.details.last_share, getattr(line, f"{name}_percent"), color=ENSEMBLE, alpha=strength)
-    both = [error for line in found for error in (*line.interpolated_percent, *line.estimated_percent)]
-    room = 0.05 * (max(both) - min(both) or 1)
-    axes.set_ylim(min(both) - room, max(both) + room)  # the same for both variants
+    errors = [error for line in found for error in getattr(line, f"{name}_percent")]
+    spread = max(errors) - min(errors) or 1
+    axes.set_ylim(min(errors) - 0.05 * spread, max(errors) + 0.05 * spread)
     axes.set_xlim(-0.07, 1)
-    places = _spread(
-        [getattr(line, f"{name}_percent")[0] for line in found], gap=1.1 * (max(both) - min(both) or 1) / 18
-    )
+    places = _spread([getattr(line, f"{name}_percent")[0] for line in found], gap=spread / 16)
     for line, place in zip(found, places, strict=True):
         axes.text(-0.02, place, str(line.snapshot), ha="right", va="center")
     axes.set_xlabel("λ: 0 is an earlier snapshot (its number), 1 the last one")

@@ -92,7 +92,8 @@ class Details:
         running, between = Running.of(p, labels), run.curves()
         shares, lines = (between.last_share, between.lines) if between else ((), ())
         held_out = run.outputs("held_out") if run.recipe.held_out else None
-        evident = (held_out, Running.of(held_out.probabilities, held_out.labels)) if held_out else (outputs, running)
+        chosen = held_out or outputs
+        running_chosen = Running.of(chosen.probabilities, chosen.labels) if held_out else running
         changes = _changes(account, labels)
         return cls(
             metrics.correlation(p),
@@ -101,11 +102,11 @@ class Details:
             lines,
             _reliability(running.confidence[0], ~account.wrong[0]),
             _reliability(running.confidence[-1], ~account.wrong[1]),
-            Exits.of(evident[1], evident[0].labels),
+            Exits.of(running_chosen, chosen.labels),
             tuple(_examples(run, account.classes, outputs, running)),
             tuple(change for change in changes[:_CLASSES] if change.change < 0),
             tuple(change for change in changes[: -_CLASSES - 1 : -1] if change.change > 0),
-            Evidence.of("held_out" if held_out else "test", *evident, account, lines),
+            Evidence.of("held_out" if held_out else "test", chosen, running_chosen, account, lines),
         )
 
 

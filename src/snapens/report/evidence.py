@@ -1,7 +1,8 @@
-"""Evidence: the numbers that a verdict rests on, differences with their paired standard errors."""
+"""Evidence: the numbers that a verdict rests on, differences with what they are worth."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, lgamma, log, sqrt
 from typing import Literal
 
 import numpy as np
@@ -20,20 +21,35 @@ Part = Literal["held_out", "test"]
 
 @dataclass(frozen=True)
 class Difference:
-    """An error less another on the same examples, and the standard error of that: paired, as in McNemar's test."""
+    """An error less another on the same examples: how many only the first gets wrong, how many only the other."""
 
-    value: float
-    standard_error: float
+    more: int
+    fewer: int
+    examples: int
 
     @classmethod
     def of(cls, wrong: NDArray[np.bool_], other: NDArray[np.bool_]) -> "Difference":
         """How much more often the first errs than the other."""
-        paired = wrong.astype(np.float64) - other
-        return cls(float(paired.mean()), float(paired.std() / np.sqrt(len(paired))))
+        return cls(int((wrong & ~other).sum()), int((other & ~wrong).sum()), len(wrong))
 
-    def exceeds(self, standard_errors: float) -> bool:
-        """Whether it is positive beyond so many standard errors."""
-        return self.value > standard_errors * self.standard_error and self.value > 0
+    @property
+    def value(self) -> float:
+        """A fraction of the examples."""
+        return (self.more - self.fewer) / self.examples
+
+    @property
+    def standard_error(self) -> float:
+        """Of the value: paired."""
+        return sqrt(((self.more + self.fewer) / self.examples - self.value**2) / self.examples)
+
+    @property
+    def chance(self) -> float:
+        """Of so many `more` or more, were both as good: McNemar's exact test, one-sided."""
+        n = self.more + self.fewer
+        return min(1.0, sum(exp(_log_of_half(n, k)) for k in range(self.more, n + 1)))
+
+    def __neg__(self) -> "Difference":
+        return Difference(self.fewer, self.more, self.examples)
 
 
 @dataclass(frozen=True)
@@ -42,8 +58,10 @@ class Evidence:
 
     part: Part
     examples: int
-    restarts: Literal["none", "warm", "fresh"]
-    """Whether cycles go on from the weights of the one before; none is a standard schedule."""
+    missing: int
+    """Snapshots that an unfinished run has yet to take."""
+    restarts: tuple[Literal["none", "warm", "fresh"], ...]
+    """What lies between each earlier member and the last: fresh weights, or cycles that go on; none is no cycles."""
     member_errors: tuple[float, ...]
     ensemble_errors: tuple[float, ...]
     gain: Difference
@@ -58,8 +76,8 @@ class Evidence:
     """The last m less the best m."""
     disagreements: tuple[float, ...]
     """The share of images on which each earlier member chooses another class than the last one."""
-    bumps: Mapping[int, float]
-    """Member (counted from 1) -> how far the test error rises above both ends on its way to the last, if measured."""
+    lines: Mapping[int, Line]
+    """From an earlier member (counted from 1) to the last, if measured: of test images."""
     test_noise: float
     """The standard error of the last member's test error."""
 
@@ -72,23 +90,29 @@ class Evidence:
         best = int(errors.argmin())
         losses = [account.trace.loss_at(step) for step in account.steps]
         return cls(
-            part,
-            len(labels),
-            _restarts(account.recipe, len(p)),
-            tuple(alone.mean(-1).tolist()),
-            tuple(errors.tolist()),
-            Difference.of(alone[-1], together[-1]),
-            Difference.of(alone[-2], alone[-1]) if len(p) > 1 else None,
-            tuple(loss for loss in losses if loss is not None) if None not in losses else (),
-            tuple(Difference.of(together[-1], fewer) for fewer in together),
-            tuple(Difference.of(fewer, together[best]) for fewer in together),
-            tuple(metrics.disagreement(p)[-1, :-1].tolist()),
-            {line.snapshot: line.bump_points / 100 for line in lines},
-            float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
+            part=part,
+            examples=len(labels),
+            missing=account.recipe.cycles - len(p),
+            restarts=tuple(_between(account.recipe, k, len(p)) for k in range(len(p) - 1)),
+            member_errors=tuple(alone.mean(-1).tolist()),
+            ensemble_errors=tuple(errors.tolist()),
+            gain=Difference.of(alone[-1], together[-1]),
+            progress=Difference.of(alone[-2], alone[-1]) if len(p) > 1 else None,
+            losses=tuple(loss for loss in losses if loss is not None) if None not in losses else (),
+            over_fewer=tuple(Difference.of(together[-1], fewer) for fewer in together),
+            over_best=tuple(Difference.of(fewer, together[best]) for fewer in together),
+            disagreements=tuple(metrics.disagreement(p)[-1, :-1].tolist()),
+            lines={line.snapshot: line for line in lines},
+            test_noise=float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
         )
 
 
-def _restarts(recipe: Recipe, members: int) -> Literal["none", "warm", "fresh"]:
+def _between(recipe: Recipe, member: int, members: int) -> Literal["none", "warm", "fresh"]:
     if recipe.method == "single":
         return "none"
-    return "fresh" if any(recipe.begins_fresh(cycle) for cycle in range(1, members)) else "warm"
+    return "fresh" if any(recipe.begins_fresh(cycle) for cycle in range(member + 1, members)) else "warm"
+
+
+def _log_of_half(n: int, k: int) -> float:
+    """The logarithm of the binomial probability of k of n."""
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) - n * log(2)

@@ -61,22 +61,29 @@ _WORDS = {
 _THINGS = {*names.NETWORKS.values(), *names.DATASETS.values()}
 
 
-def figure(name: str, entries: Entries, network: str | None = None) -> Any:
+def figure(name: str, entries: Entries, network: str | None = None, *, measured_only: bool = False) -> Any:
     """Figure "2" to "6" or the supplement's, "S", as matplotlib's Figure.
 
-    `network` draws the same for another network of the paper's, and the title says so.
+    `network` draws the same for another network of the paper's, and the title says so; `measured_only` leaves out the
+    panels that nobody has measured, unless that is all of them.
     """
     if name not in _LAYOUTS:
         raise unknown("figure", name, _LAYOUTS)
     layout, shown = _LAYOUTS[name], _panels(name, network)
     places = [(draw, words, cells) for draw in layout.draws for words, cells in shown.items()]
-    rows = -(-len(places) // layout.columns)
     width, height = layout.panel_points
     with style.drawing():
-        drawn = style.figure(width * layout.columns, height * rows + _MARGIN_POINTS)
+        if measured_only:  # on axes that nobody sees
+            scratch = style.figure().subplots()
+            places = [place for place in places if place[0](scratch, place[2], entries)] or places
+        columns = min(layout.columns, -(-len(places) // len(layout.draws)))
+        rows = -(-len(places) // columns)
+        drawn = style.figure(width * columns, height * rows + _MARGIN_POINTS)
         drawn.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-        grid = drawn.subplots(rows, layout.columns, squeeze=False)
-        for axes, (draw, words, cells) in zip(grid.flat, places, strict=True):
+        grid = drawn.subplots(rows, columns, squeeze=False)
+        for axes in grid.flat[len(places) :]:
+            axes.set_visible(False)
+        for axes, (draw, words, cells) in zip(grid.flat, places, strict=False):
             found = entries if draw(axes, cells, entries) else {}
             if not found:
                 _leave_empty(axes)
@@ -85,9 +92,10 @@ def figure(name: str, entries: Entries, network: str | None = None) -> Any:
         _label_outermost(grid)
         if layout.legend:
             _share_legend(drawn, grid)
-        title = textwrap.fill(_title(name, network), int(width * layout.columns / _TITLE_POINTS))
+        title = textwrap.fill(_title(name, network), int(width * columns / _TITLE_POINTS))
         drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
-        drawn.supxlabel(_evidence(shown, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
+        below = "\n" * 2 * (layout.legend and columns < 3)  # room for the legend
+        drawn.supxlabel(_evidence(shown, entries) + below, x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
         drawn.draw_without_rendering()  # has everything in its place, where it stays however often it is saved
         drawn.set_layout_engine("none")
     return drawn

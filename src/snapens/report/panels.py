@@ -104,13 +104,13 @@ def _by_models(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
 def between(axes: Any, cells: Sequence[Cell], entries: Entries, statistics: str) -> bool:
     """Figure 5: errors between the last snapshot and each earlier one, of the first seed that has them."""
     found = [run.between for cell in cells for run in runs_of(cell, entries) if run.between]
-    for line in sorted(found[0].lines, key=lambda line: line.snapshot) if found else ():
+    for line in found[0].lines if found else ():
         errors = line.interpolated_percent if statistics == "interpolated" else line.estimated_percent
         colour = _ORDINALS[(line.snapshot - 1) % len(_ORDINALS)]
         axes.plot(found[0].last_share, errors, color=colour, label=f"snapshot {line.snapshot}")
     if found:
         words = {"interpolated": "statistics interpolated", "estimated": "statistics estimated anew"}[statistics]
-        axes.set(xlabel="λ", ylabel=f"test error, %\n({words})", xlim=(0, 1))
+        axes.set(xlabel="λ (1: the last snapshot)", ylabel=f"test error, %\n({words})", xlim=(0, 1))
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     return bool(found)
 
@@ -124,7 +124,8 @@ def correlation(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     axes.grid(visible=False)
     axes.imshow(matrix, cmap="Blues", vmin=0.5, vmax=1.1)  # one scale for all runs, and white is legible on 1
     for (row, column), value in np.ndenumerate(matrix):
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.85 else INK)
+        shown = f"{value:.3f}" if 0.995 <= value < 1 else f"{value:.2f}"  # 1.00 is itself
+        axes.text(column, row, shown, ha="center", va="center", color="white" if value > 0.85 else INK)
     ticks = range(len(matrix))
     axes.set_xticks(ticks, [str(k + 1) for k in ticks])
     axes.set_yticks(ticks, [str(k + 1) for k in ticks])
@@ -143,7 +144,7 @@ def over_time(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     if runs:
         axes.plot(ms, _mean([run.snapshot_percent for run in runs]), "o-", color=SINGLE, label="each snapshot alone")
         axes.plot(ms, _mean([run.first_percent for run in runs]), "s-", color=ENSEMBLE, label="the first m together")
-    _level(axes, baseline)
+    _level(axes, baseline, falling=True)
     axes.set(xlabel="m, snapshots so far", ylabel="test error, %", xlim=(0.8, len(ms) + 0.2))
     axes.set_xticks(ms)
     return True
@@ -160,13 +161,16 @@ def _line(axes: Any, points: dict[int, list[float]], words: str, colour: str, ma
     return bool(points)
 
 
-def _level(axes: Any, errors: Sequence[float]) -> None:
-    """The single model's error, labelled where it stands."""
+def _level(axes: Any, errors: Sequence[float], falling: bool = False) -> None:
+    """The single model's error, labelled above on the right, or below on the left of curves that fall."""
     if errors:
         level = float(np.mean(errors))
         axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
-        place = {"xycoords": ("axes fraction", "data"), "color": BASELINE, "ha": "right", "va": "bottom"}
-        axes.annotate(f"single {level:.2f}", (1, level), (0, 2), textcoords="offset points", size=_SMALL, **place)
+        at, offset, ha, va = (
+            ((0, level), (0, -2), "left", "top") if falling else ((1, level), (0, 2), "right", "bottom")
+        )
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": ha, "va": va}
+        axes.annotate(f"single {level:.2f}", at, offset, size=_SMALL, color=BASELINE, **place)
 
 
 def _mean(series: Sequence[tuple[float, ...]]) -> list[float]:

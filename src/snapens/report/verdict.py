@@ -1,21 +1,22 @@
 """The verdict: from evidence to sentences, each with its reasons. Every threshold stands here, with why."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal
 
 from .evidence import Evidence
 
-NOISE = 2.0
-"""Standard errors, of these images, that a difference must exceed to count: about one false alarm in forty looks."""
+CHANCE = 0.025
+"""How often chance alone may have a difference counted: one in forty looks; several looks share it."""
 STILL_IMPROVING = 0.05
 """A share of its error that the last cycle takes off: below it, longer cycles would hardly change the last snapshot."""
-FLAT = 0.01
+FLAT_POINTS = 1.0
 """The most that the error rises on a line without a bump; where the noise of few images is more, nothing is said."""
 SAME_ANSWERS = 0.25
 """Answers that differ from the last snapshot's, in shares of its error. Neighbours after the last drop of a standard
-schedule differ by 0.08 to 0.19, those of a cyclic run by 0.32 to 0.74, models that share nothing by 0.94 (the demo's
-ten seeds, Wide-ResNet-32 on CIFAR-100)."""
+schedule differ by 0.08 to 0.19, those of a cyclic run by 0.32 to 0.74, models that share nothing by 0.92 to 0.94 (the
+demo's ten seeds, Wide-ResNet-32 on CIFAR-100). A weak early snapshot differs by its own errors too."""
+_STANDARD_ERRORS = 2.0  # about CHANCE, for what is no paired difference
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class Finding:
 
 
 def verdict(evidence: Evidence) -> list[Finding]:
-    """What the numbers amount to; rules without a finding say nothing."""
-    rules = (_gain, _enough, _hurtful, _short, _alike, _valley)
+    """What the numbers amount to; rules without a finding say nothing, and most wait until a run is finished."""
+    whole = (_enough, _hurtful, _short, _alike, _valley)
+    rules = (_gain, _unfinished) if evidence.missing else (_gain, *whole)
     return [finding for rule in rules if (finding := rule(evidence)) is not None]
 
 
@@ -38,7 +40,7 @@ def basis(evidence: Evidence) -> str:
     if evidence.part == "held_out":
         return (
             f"From {evidence.examples:,} training images that were held out: what is chosen here may be reported on "
-            "the test set." + " The lines between snapshots alone are of test images." * bool(evidence.bumps)
+            "the test set." + " The lines between snapshots alone are of test images." * bool(evidence.lines)
         )
     return (
         f"A description of the {evidence.examples:,} test images, not a choice: no images were held out. To choose m "
@@ -50,15 +52,24 @@ def _gain(evidence: Evidence) -> Finding | None:
     """Does the ensemble pay at all: all members against the last alone."""
     members, gain = len(evidence.member_errors), evidence.gain
     if members == 1:
-        return Finding("note", "There is one snapshot: nothing to average.", "Train with more cycles, or wait.")
-    found = f"{_percent(evidence.member_errors[-1])} against {_percent(evidence.ensemble_errors[-1])}"
-    told = f"The last snapshot against all {members}: {found}, a difference of {_points(gain.value)}"
-    because = f"{told} with a paired standard error of {_points(gain.standard_error, signed=False)}."
-    if gain.exceeds(NOISE):
+        return Finding("note", "There is one snapshot: nothing to average.", "Train with more cycles for an ensemble.")
+    how = "fewer" if gain.value >= 0 else "more"
+    because = (
+        f"The last snapshot errs on {_percent(evidence.member_errors[-1])}, all {members} together on "
+        f"{_percent(evidence.ensemble_errors[-1])}: {_points(abs(gain.value))} {how}, with a paired standard error of "
+        f"{_points(gain.standard_error)}."
+    )
+    if gain.chance <= CHANCE:
         return Finding("good", "The ensemble is better than its last snapshot, beyond noise.", because)
-    if gain.value < -NOISE * gain.standard_error:
+    if (-gain).chance <= CHANCE:
         return Finding("warning", "The ensemble is worse than its last snapshot.", because)
     return Finding("note", "The ensemble is no better than its last snapshot, as far as these images tell.", because)
+
+
+def _unfinished(evidence: Evidence) -> Finding:
+    there = len(evidence.member_errors)
+    says = f"The run is unfinished: {there} of {there + evidence.missing} snapshots."
+    return Finding("note", says, "Early snapshots always look worse than they will; the rest is said at the end.")
 
 
 def _enough(evidence: Evidence) -> Finding | None:
@@ -68,9 +79,9 @@ def _enough(evidence: Evidence) -> Finding | None:
         return None
     best = min(range(members), key=lambda k: evidence.ensemble_errors[k])
     enough = next(k for k, difference in enumerate(evidence.over_best) if difference.value <= difference.standard_error)
-    said = f"{_percent(evidence.ensemble_errors[enough])} with the last {enough + 1}"
+    said = f"{_percent(evidence.ensemble_errors[enough])} with {_the_last(enough + 1)}"
     if enough == best == 0:
-        because = f"{said} is the best."
+        because = f"{said}: no more of them are better."
     elif enough == best:
         because = f"{said} is the best, and every smaller m is worse by more than one paired standard error."
         if enough == members - 1:
@@ -78,43 +89,44 @@ def _enough(evidence: Evidence) -> Finding | None:
     else:
         because = (
             f"{said}, {_percent(evidence.ensemble_errors[best])} with the best m = {best + 1}: within one paired "
-            f"standard error ({_points(evidence.over_best[enough].standard_error, signed=False)})."
+            f"standard error ({_points(evidence.over_best[enough].standard_error)})."
         )
     return Finding("note", f"m = {enough + 1} of {members} is enough.", because)
 
 
 def _hurtful(evidence: Evidence) -> Finding | None:
     """Early snapshots that hurt: some smaller m beats all together beyond noise."""
-    noise = _noise_of(looks=len(evidence.over_fewer) - 1)
-    better = [k for k, difference in enumerate(evidence.over_fewer) if difference.exceeds(noise)]
+    members = len(evidence.over_fewer)
+    chance = CHANCE / max(members - 1, 1)
+    better = [k for k, difference in enumerate(evidence.over_fewer) if difference.chance <= chance]
     if not better:
         return None
     best = min(better, key=lambda k: evidence.ensemble_errors[k])
-    gain, members = evidence.over_fewer[best], len(evidence.over_fewer)
-    early = "the first snapshot hurts" if members - best == 2 else f"the first {members - best - 1} snapshots hurt"
+    gain = evidence.over_fewer[best]
+    early = "The first snapshot hurts" if members - best == 2 else f"The first {members - best - 1} snapshots hurt"
     because = (
-        f"The last {best + 1} together err on {_percent(evidence.ensemble_errors[best])}, all {members} on "
-        f"{_percent(evidence.ensemble_errors[-1])}: {_points(gain.value)}, with a paired standard error of "
-        f"{_points(gain.standard_error, signed=False)}. "
+        f"{_percent(evidence.ensemble_errors[best])} with {_the_last(best + 1)}, "
+        f"{_percent(evidence.ensemble_errors[-1])} with all {members}: {_points(gain.value)} more, with a paired "
+        f"standard error of {_points(gain.standard_error)}. "
     )
     if evidence.part == "held_out":
         because += "Leave them out, or give them longer cycles."
     else:
         because += "Longer cycles would help them; before they are left out, look at images that were held out."
-    return Finding("warning", f"{early[0].upper()}{early[1:]} the ensemble.", because)
+    return Finding("warning", f"{early} the ensemble.", because)
 
 
 def _short(evidence: Evidence) -> Finding | None:
-    """Cycles too short: the last one still took off a large share of the error. Not for cycles that begin fresh."""
+    """Cycles too short: the last one, which began where the one before ended, still took off much of the error."""
     progress = evidence.progress
-    if progress is None or evidence.restarts != "warm":
+    if progress is None or evidence.restarts[-1] != "warm":
         return None
     before, after = evidence.member_errors[-2:]
-    if not progress.exceeds(NOISE) or progress.value < STILL_IMPROVING * before:
+    if progress.chance > CHANCE or progress.value < STILL_IMPROVING * before:
         return None
     because = (
-        f"The last cycle took the error of one snapshot from {_percent(before)} to {_percent(after)}, a "
-        f"{progress.value / before:.0%} share (standard error {_points(progress.standard_error, signed=False)})"
+        f"The last cycle took the error of one snapshot from {_percent(before)} to {_percent(after)}, by "
+        f"{100 * progress.value / before:.0f} % of it (standard error {_points(progress.standard_error)})"
     )
     if len(evidence.losses) > 1 and evidence.losses[-1] < evidence.losses[-2]:
         because += f", and the training loss at the minimum from {evidence.losses[-2]:.3g} to {evidence.losses[-1]:.3g}"
@@ -139,7 +151,7 @@ def _alike(evidence: Evidence) -> Finding | None:
         "none": "A standard schedule ends in one minimum: cycles are what makes snapshots differ.",
         "warm": "Restarts at a higher learning rate, or longer cycles, take the weights further.",
         "fresh": "They share no weights: the task leaves members little to differ in.",
-    }[evidence.restarts]
+    }[evidence.restarts[alike[-1] - 1]]
     return Finding("warning", f"{_snapshots(alike)} nearly the last one again.", f"{because}. {advice}")
 
 
@@ -149,46 +161,48 @@ def _valley(evidence: Evidence) -> Finding | None:
     if not joined:
         return None
     because = (
-        "With BatchNorm's statistics estimated anew, the test error on the straight line to the last snapshot never "
-        f"rises more than {_points(FLAT, signed=False)} above both its ends. Their "
-        "answers differ all the same, which is what the ensemble uses; an average of the weights may do well too."
+        "With BatchNorm's statistics estimated anew, the test error on the straight line to the last snapshot is never "
+        f"more than {FLAT_POINTS:.2f} points above the line between the errors of its ends. Their answers differ all "
+        "the same, which is what the ensemble uses."
     )
+    if all(evidence.lines[k].dip_points > 0 for k in joined):
+        because += " Half-way the one network errs less than at either end: an average of the weights may do well too."
     return Finding("note", f"{_snapshots(joined)} in one valley with the last one.", because)
 
 
 def _same(evidence: Evidence) -> list[int]:
-    """Members whose answers are the last one's, but for few."""
-    most = SAME_ANSWERS * evidence.member_errors[-1]
-    return [k for k, share in enumerate(evidence.disagreements, 1) if share <= most]
-
-
-def _noise_of(looks: int) -> float:
-    """Standard errors that the greatest of several differences must exceed, for no more false alarms than of one."""
-    return NormalDist().inv_cdf(1 - NormalDist().cdf(-NOISE) / max(looks, 1))
+    """Members whose answers are the last one's, but for few, beyond the noise of counting them."""
+    most, n = SAME_ANSWERS * evidence.member_errors[-1], evidence.examples
+    noise = [_STANDARD_ERRORS * (share * (1 - share) / n) ** 0.5 for share in evidence.disagreements]
+    return [k for k, share in enumerate(evidence.disagreements, 1) if share + noise[k - 1] <= most]
 
 
 def _flat(evidence: Evidence) -> list[int]:
     """Members whose line to the last one has no bump, where there are images enough to see one."""
-    if NOISE * evidence.test_noise > FLAT:
+    if 100 * _STANDARD_ERRORS * evidence.test_noise > FLAT_POINTS:
         return []
-    return [k for k, bump in sorted(evidence.bumps.items()) if bump <= FLAT]
+    return [k for k, line in sorted(evidence.lines.items()) if line.bump_points <= FLAT_POINTS]
 
 
-def _snapshots(members: list[int]) -> str:
+def _snapshots(members: Sequence[int]) -> str:
     """The subject of a sentence, and its verb."""
     if len(members) == 1:
         return f"Snapshot {members[0]} is"
     return f"Snapshots {_listed(members)} are"
 
 
-def _listed(members: list[int]) -> str:
+def _listed(members: Sequence[int]) -> str:
     *some, last = map(str, members)
     return f"{', '.join(some)} and {last}" if some else last
+
+
+def _the_last(m: int) -> str:
+    return "the last one alone" if m == 1 else f"the last {m}"
 
 
 def _percent(error: float) -> str:
     return f"{100 * error:.2f} %"
 
 
-def _points(difference: float, signed: bool = True) -> str:
-    return f"{100 * difference:{'+' if signed else ''}.2f} points".replace("-", "−")
+def _points(difference: float) -> str:
+    return f"{100 * difference:.2f} points"
