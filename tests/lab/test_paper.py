@@ -8,7 +8,7 @@ import torch
 
 from snapens import CyclicCosine, StepDecay
 from snapens.errors import ArgumentError
-from snapens.lab import paper
+from snapens.lab import paper, paper_figures
 from snapens.lab.data import DATASETS
 from snapens.lab.nets import build
 from snapens.lab.recipe import Recipe
@@ -173,17 +173,17 @@ def test_every_recipe_names_a_data_set_and_comes_back_from_json():
 
 
 def test_every_figure_is_drawn_from_cells_that_exist():
-    for name in paper.FIGURES:
-        for cells in paper.figure(name).panels.values():
+    for name in paper_figures.FIGURES:
+        for cells in paper_figures.figure(name).panels.values():
             assert all(paper.find(cell).recipe in ALL_RUNS for cell in cells)
-    assert list(paper.FIGURES) == ["2", "3", "4", "5", "6", "supplement"]
-    assert len(paper.figure("supplement").panels) == 28  # 14 pairs of network and data set, two rates
+    assert list(paper_figures.FIGURES) == ["2", "3", "4", "5", "6", "supplement"]
+    assert len(paper_figures.figure("supplement").panels) == 28  # 14 pairs of network and data set, two rates
 
 
 def test_figures_take_the_networks_that_their_captions_name():
     networks = {
         name: {paper.find(cell).recipe.network for cells in figure.panels.values() for cell in cells}
-        for name, figure in paper.FIGURES.items()
+        for name, figure in paper_figures.FIGURES.items()
     }
     assert networks == {
         "2": {"densenet100"},
@@ -196,7 +196,7 @@ def test_figures_take_the_networks_that_their_captions_name():
 
 
 def test_figure_4_has_budgets_from_60_to_300_epochs_and_true_ensembles_of_up_to_six():
-    panels = paper.figure("4").panels
+    panels = paper_figures.figure("4").panels
     for dataset in ("cifar10", "cifar100"):
         found = [paper.find(name).recipe for name in panels[f"{dataset}, by epochs"]]
         assert [(recipe.method, recipe.epochs) for recipe in found] == [
@@ -212,7 +212,7 @@ def test_figure_4_has_budgets_from_60_to_300_epochs_and_true_ensembles_of_up_to_
     ("ask", "message"),
     [
         (lambda: paper.find("densenet40-cifar100-m7"), "cell must be a known one, got 'densenet40-cifar100-m7': did"),
-        (lambda: paper.figure("7"), "figure must be a known one, got '7': there are 2, 3, 4, 5, 6, supplement"),
+        (lambda: paper_figures.figure("7"), "figure must be a known one, got '7': there are 2, 3, 4, 5, 6, supplement"),
         (lambda: paper.images(Recipe(dataset="cifar")), "dataset must be a known one, got 'cifar': did you mean cifar"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from snapens.errors import ArgumentError, SnapensError
-from snapens.lab import paper
+from snapens.lab import paper, paper_figures
 from snapens.report import figures
 from snapens.report.figures import figure, png, svg
 
@@ -51,7 +51,7 @@ def test_everything_measured_leaves_no_frame_empty(name, everything):
 
 @pytest.mark.parametrize("name", PANELS)
 def test_each_cell_alone_can_be_drawn(name):
-    every = paper.figure({"S": "supplement"}.get(name, name)).panels.values()
+    every = paper_figures.figure({"S": "supplement"}.get(name, name)).panels.values()
     for cell in {paper.find(cell) for cells in list(every)[-4:] for cell in cells[-3:]}:
         network = cell.recipe.network if name == "S" else None
         drawn = figure(name, measurements.of_cells([cell]), network)

@@ -1,4 +1,4 @@
-"""The paper's numbers as data: every cell of its tables, and what its figures are drawn from.
+"""The paper's numbers as data: every cell of its tables, and the runs of its figures that no table has.
 
 Names are network-dataset-method: `resnet110-cifar100-snapshot-0.2`, `densenet40-cifar100-m8`, `resnet50-imagenet-m2`.
 """
@@ -57,17 +57,8 @@ class Cell:
         return tuple(replace(self.recipe, seed=first + k) for k in range(self.seeds))
 
 
-@dataclass(frozen=True)
-class Figure:
-    """What a figure of the paper shows, and the cells whose runs it is drawn from, panel by panel."""
-
-    shows: str
-    panels: dict[str, tuple[str, ...]]
-
-
 # error in percent, a column for each data set; DenseNet-100 has the first two
 _COLUMNS = ("cifar10", "cifar100", "svhn", "tinyimagenet")
-_CIFAR = _COLUMNS[:2]
 _TABLE_1: dict[str, dict[str, tuple[float, ...]]] = {
     "resnet110": {
         "single": (5.52, 28.02, 1.96, 46.50),
@@ -184,13 +175,6 @@ def images(recipe: Recipe) -> int:
     return IMAGES[recipe.dataset] - recipe.held_out
 
 
-def figure(name: str) -> Figure:
-    """A figure by its number, or the supplement's."""
-    if name not in FIGURES:
-        raise unknown("figure", name, FIGURES)
-    return FIGURES[name]
-
-
 @cache
 def _cells() -> dict[str, Cell]:
     found = (*_table_1(), *_table_2(), *_table_3(), *_figure_4(), *_snapshot_ensembles())
@@ -238,7 +222,7 @@ def _table_3() -> Iterator[Cell]:
 
 
 def _figure_4() -> Iterator[Cell]:
-    for dataset in _CIFAR:
+    for dataset in _COLUMNS[:2]:
         for method in ("snapshot-0.1", "singlecycle"):
             settings, reads = _METHODS[method]
             for epochs in _BUDGETS_EPOCHS:
@@ -253,67 +237,3 @@ def _snapshot_ensembles() -> Iterator[Cell]:
     recipe = replace(_budget("densenet40", "cifar100"), method="snapshot", lr=0.2)
     for seeds in _SNAPSHOT_ENSEMBLES:
         yield Cell(f"densenet40-cifar100-snapshot-0.2-x{seeds}", recipe, "introduction", "ensemble", seeds=seeds)
-
-
-def _budget_panel(dataset: str) -> tuple[str, ...]:
-    return tuple(
-        f"densenet40-{dataset}-{method}{ending}"
-        for method in ("snapshot-0.1", "singlecycle")
-        for ending in (*(f"-{epochs}-epochs" for epochs in _BUDGETS_EPOCHS), "")
-    )
-
-
-FIGURES = {
-    "2": Figure(
-        "training loss under the standard and the cyclic schedule",
-        # the rate of 0.1 is ours: the paper states none
-        {"cifar10": ("densenet100-cifar10-single", "densenet100-cifar10-snapshot-0.1")},
-    ),
-    # the caption says DenseNet-100, the text DenseNet-40
-    "3": Figure(
-        "error of the last m snapshots, m = 1 … M, and of the single model",
-        {
-            f"{dataset}, restarts at {lr}": (f"densenet100-{dataset}-snapshot-{lr}", f"densenet100-{dataset}-single")
-            for lr in ("0.1", "0.2")
-            for dataset in _CIFAR
-        },
-    ),
-    "4": Figure(
-        "error by training budget; error of as many snapshots and fully trained models",
-        {
-            "cifar10, by epochs": _budget_panel("cifar10"),
-            "cifar100, by epochs": _budget_panel("cifar100"),
-            # the rate of 0.2 is ours, Table 1's better one: the paper states none
-            "cifar100, by models": (
-                "densenet40-cifar100-snapshot-0.2",
-                "densenet40-cifar100-single",
-                *(f"densenet40-cifar100-single-x{seeds}" for seeds in _TRUE_ENSEMBLES),
-            ),
-        },
-    ),
-    "5": Figure(
-        "error between the last snapshot's weights and each earlier one's",
-        {
-            f"{dataset}, {method}": (f"densenet40-{dataset}-{method}",)
-            for method in ("snapshot-0.2", "nocycle")
-            for dataset in _CIFAR
-        },
-    ),
-    "6": Figure(
-        "correlation of every two snapshots' softmax outputs",
-        # CIFAR-100 is ours: the paper names no data set
-        {method: (f"densenet100-cifar100-{method}",) for method in ("snapshot-0.2", "nocycle")},
-    ),
-    "supplement": Figure(
-        "error of each snapshot, of the first m together, m = 1 … M, and of the single model",
-        {
-            f"{network}, {dataset}, restarts at {lr}": (
-                f"{network}-{dataset}-snapshot-{lr}",
-                f"{network}-{dataset}-single",
-            )
-            for network, rows in _TABLE_1.items()
-            for dataset, _ in zip(_COLUMNS, rows["single"], strict=False)
-            for lr in ("0.1", "0.2")
-        },
-    ),
-}

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ArgumentError
-from ..lab import paper
+from ..lab import paper, paper_figures
 from ..lab.ledger import Entries, measured, origins
 from ..lab.paper import Cell
 from ..lab.recipe import unknown
@@ -131,8 +131,8 @@ def _panels(name: str, network: str | None) -> dict[str, list[Cell]]:
     return found
 
 
-def _of_paper(name: str) -> paper.Figure:
-    return paper.figure("supplement" if name == "S" else name)
+def _of_paper(name: str) -> paper_figures.Figure:
+    return paper_figures.figure("supplement" if name == "S" else name)
 
 
 def _leave_empty(axes: Any) -> None:
