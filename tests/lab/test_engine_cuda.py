@@ -58,7 +58,7 @@ def assert_close(losses, others):
     assert np.abs(losses[1:] - others[:-1]).max() > 2 * TOLERANCE
 
 
-NETWORKS = ["tiny:net", "small", "tiny:dense", "tiny:residual"]  # the last two have blocks that are compiled
+NETWORKS = ["tiny:net", "small", "tiny:dense", "tiny:residual", "tiny:fused"]  # dense and residual have compiled blocks
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -91,6 +91,13 @@ def dense(*, classes, channels, dropout=0.0):
     return densenet(depth=7, growth=4, classes=classes, channels=channels, dropout=dropout)
 
 
+def fused(*, classes, channels, dropout=0.0):
+    """Of dense blocks that are computed as one on a GPU that can."""
+    network = densenet(depth=10, growth=12, classes=classes, channels=channels, dropout=dropout)
+    network.fused = True
+    return network
+
+
 def residual(*, classes, channels, dropout=0.0):
     """Of blocks that a GPU compiles."""
     return cifar(blocks_per_stage=2, classes=classes, channels=channels, dropout=dropout)
