@@ -81,8 +81,8 @@ class Account:
         return len(self.members) == self.recipe.cycles
 
     @classmethod
-    def of(cls, run: Run, outputs: Outputs) -> "Account":
-        """From a run and what its members say of the test images."""
+    def of(cls, run: Run, outputs: Outputs, running: Running) -> "Account":
+        """From a run and what its members say of the test images, alone and as their mean grows."""
         p, labels = outputs.probabilities, outputs.labels
         classes = tuple(str(name) for name in run.data.get("classes", ()))
         if len(classes) != p.shape[-1]:
@@ -102,7 +102,7 @@ class Account:
             members,
             first,
             last,
-            Running.of(p, labels).choice[[0, -1]] != labels,
+            running.choice[[0, -1]] != labels,
         )
 
     @property

@@ -86,10 +86,10 @@ class Details:
     evidence: Evidence
 
     @classmethod
-    def of(cls, run: Run, account: Account, outputs: Outputs) -> "Details":
+    def of(cls, run: Run, account: Account, outputs: Outputs, running: Running) -> "Details":
         """From a run folder alone."""
         p, labels = outputs.probabilities, outputs.labels
-        running, between = Running.of(p, labels), run.curves()
+        between = run.curves()
         shares, lines = (between.last_share, between.lines) if between else ((), ())
         held_out = run.outputs("held_out") if run.recipe.held_out else None
         chosen = held_out or outputs

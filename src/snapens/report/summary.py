@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, MismatchError
 from ..lab.runs import Run
+from ..lab.scores import Running
 from .account import Account
 from .comparison import Method, compare
 from .details import Details
@@ -69,9 +70,10 @@ def summarise(runs: Sequence[Run]) -> Summary:
             labels = outputs.labels
         _require_same(labels, outputs.labels, runs[chosen], runs[k])
         _require_same_images(runs[chosen], runs[k])
-        found[k] = Account.of(runs[k], outputs)
+        running = Running.of(outputs.probabilities, outputs.labels)
+        found[k] = Account.of(runs[k], outputs, running)
         if k == chosen:
-            details = Details.of(runs[k], found[k], outputs)
+            details = Details.of(runs[k], found[k], outputs, running)
     accounts = tuple(found[k] for k in range(len(runs)))
     return Summary(
         found[chosen],
