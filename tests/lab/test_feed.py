@@ -11,7 +11,7 @@ import torch
 from snapens.lab.data.augment import AUGMENTATIONS
 from snapens.lab.data.images import Images
 from snapens.lab.data.order import Order
-from snapens.lab.feed import _EVALUATION_PIXELS, Feed, Placed
+from snapens.lab.feed import _EVALUATION_PIXELS, Feed, Placed, _read_ahead
 
 CPU = torch.device("cpu")
 BATCH, SEED = 7, 5  # 40 images: batches straddle epochs
@@ -143,6 +143,18 @@ def test_an_error_in_decoding_reaches_the_one_who_trains(monkeypatch):
     monkeypatch.setattr(data.train.pixels, "crops", torn)
     with pytest.raises(OSError, match="a torn file"):
         feed.prepare(0)
+
+
+def test_reading_ahead_is_abandoned_without_waiting_for_what_is_being_read():
+    release = threading.Event()
+    ahead = _read_ahead(lambda k: k if k == 0 else release.wait(), range(100))
+    assert next(ahead) == 0
+    closing = threading.Thread(target=ahead.close)
+    closing.start()
+    closing.join(60)  # for ever, if it waits
+    waits = closing.is_alive()
+    release.set()
+    assert not waits
 
 
 @pytest.mark.parametrize("data", SOURCES.values(), ids=SOURCES)

@@ -165,7 +165,8 @@ class Feed:
 
 def _read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Map over the items in order, with threads that are some items ahead of whoever asks."""
-    with ThreadPoolExecutor(_THREADS) as pool:
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
         waiting: deque[Future[Result]] = deque()
         for item in items:
             waiting.append(pool.submit(read, item))
@@ -173,6 +174,9 @@ def _read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:
+        # an abandoned one may be collected anywhere, even in a thread that is just starting: to wait there is a deadlock
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _pixels(
