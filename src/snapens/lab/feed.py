@@ -175,7 +175,7 @@ def _read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
         while waiting:
             yield waiting.popleft().result()
     finally:
-        # an abandoned one may be collected anywhere, even in a thread that is just starting: to wait there is a deadlock
+        # it may be collected anywhere when it is abandoned, even in a thread that is just starting: waiting is a deadlock
         pool.shutdown(wait=False, cancel_futures=True)
 
 
