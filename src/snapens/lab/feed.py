@@ -175,7 +175,7 @@ def _read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
         while waiting:
             yield waiting.popleft().result()
     finally:
-        # it may be collected anywhere when it is abandoned, even in a thread that is just starting: waiting is a deadlock
+        # when abandoned it may be collected anywhere, even in a thread that is just starting: waiting is a deadlock
         pool.shutdown(wait=False, cancel_futures=True)
 
 
