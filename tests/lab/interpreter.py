@@ -41,6 +41,7 @@ def repair():
             a, b = (interpreter.TensorHandle(widened(x.data), tl.float32) for x in (a, b))
         return multiply(self, a, b, d, *options)
 
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)  # as a GPU's
     interpreter._convert_float = convert_float
     interpreter._patch_lang_tensor = patch_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot

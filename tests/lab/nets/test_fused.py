@@ -15,7 +15,7 @@ import torch
 from torch import nn, relu
 from torch.nn.functional import avg_pool2d, conv2d
 
-from snapens.lab.nets import fused
+from snapens.lab.nets import dense_passes, fused
 from snapens.lab.nets.densenet import Layer, densenet
 from snapens.lab.nets.dropout import KeyedDropout, keyed
 
@@ -40,7 +40,7 @@ def test_all_of_this_in_the_interpreter():
 
 
 @pytest.fixture(autouse=True)
-def _without_tf32(monkeypatch):
+def _without_tf32():
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
@@ -126,6 +126,58 @@ def test_a_training_step_equals_the_plain_modules_in_float64(images, inputs, gro
     if dropout:
         kept = (found["out"] != 0).cpu()
         assert kept.equal(expected["out"].float() != 0)
+
+
+@here
+@pytest.mark.parametrize("count", [1, 40])
+def test_neither_the_number_of_ranges_nor_of_partial_statistics_matters(monkeypatch, count):
+    """With forty processors there are more ranges than are added up at a time, and with few partials several rounds."""
+    monkeypatch.setattr(dense_passes, "processors", lambda device: count)
+    monkeypatch.setattr(dense_passes, "PARTIALS", 2)
+    block = Block(16, 12, 2)
+    x, upstream = torch.randn(20, 16, 8, 8) + 3, torch.randn(20, 40, 4, 4)
+    plain = copy.deepcopy(block).double()
+    expected = outcome(plain, lambda x: plain(x, 2), x.double(), upstream.double())
+    block.to(DEVICE)
+    compute = lambda x: fused.dense_block(x, block.layers, block.norm, 2)  # noqa: E731
+    found = outcome(block, compute, x.to(DEVICE), upstream.to(DEVICE))
+    errors = {name: error(found[name], expected[name]) for name in expected}
+    assert max(errors.values()) < 1e-4, errors
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("images", "side", "growth"), [(64, 32, 24), (64, 16, 24), (64, 8, 24), (64, 32, 12)])
+def test_a_block_of_full_size_in_bfloat16_is_near_float64(images, side, growth):
+    """The tiles that small shapes do not choose."""
+    block = Block(64, growth, 3).cuda()
+    x, upstream = (torch.randn(images, c, side, side, device="cuda") for c in (64, 64 + 3 * growth))
+    plain = copy.deepcopy(block).double()
+    expected = outcome(plain, lambda x: plain(x, 1), x.double(), upstream.double())
+    with torch.autocast("cuda", torch.bfloat16):
+        found = outcome(block, lambda x: fused.dense_block(x, block.layers, block.norm, 1), x, upstream)
+    errors = {name: error(found[name], expected[name]) for name in expected}
+    assert max(errors.values()) < 0.03, errors
+
+
+@here
+@pytest.mark.parametrize("where", ["image", "conv.weight", "norm.weight", "norm.bias"])
+def test_what_is_no_number_stays_none(where):
+    """A run that has diverged must not look healthy."""
+    network, images = small().to(DEVICE), torch.randn(4, 3, 8, 8, device=DEVICE)
+    if where == "image":
+        images[0, 0, 0, 0] = float("nan")
+    else:
+        network.get_parameter(f"blocks.1.{where}").data.view(-1)[0] = float("nan")
+    assert network(images).isnan().all(dim=1).any()
+
+
+@here
+def test_a_key_that_changes_before_the_backward_pass_is_refused():
+    block = Block(16, 5, 2, dropout=0.5).to(DEVICE)
+    out = fused.dense_block(torch.randn(2, 16, 4, 4, device=DEVICE), block.layers, block.norm, 1)
+    block.layers[0].dropout.key += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @here
@@ -248,9 +300,11 @@ def test_the_plain_way_is_taken_where_the_kernels_would_be_wrong():
     assert not fused.possible(network, images[:1])
     assert not fused.possible(network, images[..., :4])
     assert not fused.possible(network, images.double())
+    assert not fused.possible(small().to(DEVICE).bfloat16(), images.bfloat16())
     assert not fused.possible(network.eval(), images)
     with torch.no_grad():
         assert fused.possible(network, images)
+        assert not fused.possible(network, images[:0])
         network.head[0].train()  # as when statistics are estimated
         assert not fused.possible(network, images)
     network.train()

@@ -139,16 +139,16 @@ def taps(
         factor = tl.load(scale + c, mask=there, other=0.0) * tl.load(rstd + c, mask=there, other=0.0)
         offset = tl.load(shift + c, mask=there, other=0.0) - tl.load(mean + c, mask=there, other=0.0) * factor
         active = x * factor[None, :] + offset[None, :]
-        active = tl.where(there[None, :] & (active > 0), active, 0.0).to(w.dtype)
+        active = tl.where(there[None, :] & ~(active <= 0), active, 0.0).to(w.dtype)  # NaN stays
         total = tl.dot(active, w, total, input_precision=PRECISION)
     at = tapped + p.to(tl.int64)[:, None] * WIDTH + n[None, :]
     tl.store(at, total.to(tapped.dtype.element_ty), mask=(p < pixels)[:, None] & (n < WIDTH)[None, :])
 
 
-@triton.jit(do_not_specialize=["units", "side"])
+@triton.jit(do_not_specialize=["units"])
 def gather(
-    tapped, buffer, means, squares, key, layer, pixels, units, stride, side,
-    UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
+    tapped, buffer, means, squares, key, layer, pixels, units, stride,
+    SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, STATISTICS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """buffer[p, channels + j] = sum over taps t of tapped[p + offset of t, t k + j], dropped; partial statistics."""
@@ -156,16 +156,16 @@ def gather(
     tile = tl.program_id(0)
     p = tile * PIXELS + tl.arange(0, PIXELS)
     j = tl.arange(0, GROWTH_PADDED)
-    place = p % (side * side)
-    y, x = place // side, place % side
+    place = p % (SIDE * SIDE)
+    y, x = place // SIDE, place % SIDE
     total = tl.zeros((PIXELS, GROWTH_PADDED), tl.float32)
     for t in tl.static_range(9):
         dy, dx = t // 3 - 1, t % 3 - 1
-        there = (p < pixels) & (y + dy >= 0) & (y + dy < side) & (x + dx >= 0) & (x + dx < side)
-        at = tapped + (p + dy * side + dx).to(tl.int64)[:, None] * WIDTH + (t * GROWTH + j)[None, :]
+        there = (p < pixels) & (y + dy >= 0) & (y + dy < SIDE) & (x + dx >= 0) & (x + dx < SIDE)
+        at = tapped + (p + dy * SIDE + dx).to(tl.int64)[:, None] * WIDTH + (t * GROWTH + j)[None, :]
         total += tl.load(at, mask=there[:, None] & (j < GROWTH)[None, :], other=0.0).to(tl.float32)
     if THRESHOLD:
-        position = (p // (side * side) * GROWTH)[:, None] * (side * side) + j[None, :] * (side * side) + place[:, None]
+        position = (p // (SIDE * SIDE) * GROWTH)[:, None] * (SIDE * SIDE) + j[None, :] * (SIDE * SIDE) + place[:, None]
         total = dropped(total, key, layer, position, THRESHOLD, SCALE)
     values = total.to(buffer.dtype.element_ty)
     inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
@@ -196,7 +196,7 @@ def close(
     for step in tl.range(factor * factor, num_stages=4):
         p = corner + step // factor * side + step % factor
         x = tl.load(buffer + p.to(tl.int64)[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        total += tl.maximum((x - centre) * slope + offset, 0.0)
+        total += tl.maximum((x - centre) * slope + offset, 0.0, tl.PropagateNan.ALL)
     at = out + o.to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(at, (total / (factor * factor)).to(out.dtype.element_ty), mask=inside)
 
@@ -226,7 +226,7 @@ def close_backward(
         o = image_row // factor * width + p % side // factor
         z = (tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) - centre) * slope
         g = tl.load(gradient + o.to(tl.int64)[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        g = tl.where(z * gain + offset > 0, g / (factor * factor), 0.0)
+        g = tl.where(z * gain + offset <= 0, 0.0, g / (factor * factor))
         tl.store(arriving + at, (g * gain).to(arriving.dtype.element_ty), mask=inside)
         to_shift += tl.sum(g, 0)
         to_scale += tl.sum(g * z, 0)
@@ -246,10 +246,10 @@ def corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, c, inside, there,
     return slope * (g - mean_g - z * slope * mean_gz)
 
 
-@triton.jit(do_not_specialize=["units", "side"])
+@triton.jit(do_not_specialize=["units"])
 def outgoing(
-    buffer, arriving, mean, rstd, sum_g, sum_gz, rimmed, key, layer, pixels, units, stride, side,
-    UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr,
+    buffer, arriving, mean, rstd, sum_g, sum_gz, rimmed, key, layer, pixels, units, stride,
+    SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a layer's convolution, as images (side + 2, side + 2, k) whose outermost pixels are zero."""
@@ -259,19 +259,19 @@ def outgoing(
     inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
     at = p.to(tl.int64)[:, None] * stride + column[None, :]
     g = corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, column, inside, j < GROWTH, pixels)
-    image, place = p // (side * side), p % (side * side)
+    image, place = p // (SIDE * SIDE), p % (SIDE * SIDE)
     if THRESHOLD:
-        position = (image * GROWTH)[:, None] * (side * side) + j[None, :] * (side * side) + place[:, None]
+        position = (image * GROWTH)[:, None] * (SIDE * SIDE) + j[None, :] * (SIDE * SIDE) + place[:, None]
         g = dropped(g, key, layer, position, THRESHOLD, SCALE)
-    q = (image * (side + 2) + place // side + 1) * (side + 2) + place % side + 1
+    q = (image * (SIDE + 2) + place // SIDE + 1) * (SIDE + 2) + place % SIDE + 1
     tl.store(rimmed + q[:, None] * GROWTH + j[None, :], g.to(rimmed.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["units", "side", "pixels_per_range"])
+@triton.jit(do_not_specialize=["units", "pixels_per_range"])
 def layer_backward(
     buffer, arriving, rimmed, weight, scale, shift, mean, rstd, weight_sums, sums,
-    pixels, units, stride, side, pixels_per_range,
-    UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    pixels, units, stride, pixels_per_range,
+    SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
     PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add to `arriving`; gradients by range: of weights (ranges, 9 k, channels), of shift and scale as above."""
@@ -289,35 +289,37 @@ def layer_backward(
     used = n < 9 * GROWTH
     w = tl.load(weight + (j * 9 + t)[:, None] * channels + c[None, :], mask=used[:, None] & there[None, :], other=0.0)
     # pixel p feeds the outputs at p - (offset of t); VECTOR divides k, and so where a run of columns begins
-    view = j - ((t // 3 - 1) * (side + 2) + t % 3 - 1) * GROWTH
+    view = j - ((t // 3 - 1) * (SIDE + 2) + t % 3 - 1) * GROWTH
     view = tl.max_contiguous(tl.multiple_of(view, VECTOR), VECTOR)
     to_weight = tl.zeros((COLUMNS, CHANNELS), tl.float32)
-    to_shift = tl.zeros((CHANNELS,), tl.float32)
-    to_scale = tl.zeros((CHANNELS,), tl.float32)
+    # in the loop a thread adds up what it has; threads are added up once, at the end
+    to_shift = tl.zeros((PIXELS // 16, 8, CHANNELS), tl.float32)
+    to_scale = tl.zeros((PIXELS // 16, 8, CHANNELS), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
     for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=STAGES):
         p = start + tl.arange(0, PIXELS)
-        place = p % (side * side)
-        q = (p // (side * side) * (side + 2) + place // side + 1) * (side + 2) + place % side + 1
+        place = p % (SIDE * SIDE)
+        q = (p // (SIDE * SIDE) * (SIDE + 2) + place // SIDE + 1) * (SIDE + 2) + place % SIDE + 1
         views = rimmed + q[:, None] * GROWTH + view[None, :]
         d = tl.load(views, mask=(p < pixels)[:, None] & used[None, :], other=0.0)
-        # columns from `channels` on are finished: they may be read, and written as they are
+        # columns from `channels` on are finished, and only the last tile of channels reaches them: no other program
+        # of this launch reads or writes them, and they are written as they are
         at = p.to(tl.int64)[:, None] * stride + c[None, :]
         inside = (p < pixels)[:, None] & (c < stride)[None, :]
         x = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32)
         before = tl.load(arriving + at, mask=inside, other=0.0).to(tl.float32)
         active = x * factor[None, :] + offset[None, :]
-        g = tl.where(active > 0, tl.dot(d, w, input_precision=PRECISION), 0.0)
+        g = tl.where(active <= 0, 0.0, tl.dot(d, w, input_precision=PRECISION))
         tl.store(arriving + at, (before + gain[None, :] * g).to(arriving.dtype.element_ty), mask=inside)
-        to_shift += tl.sum(g, 0)
-        to_scale += tl.sum(g * (x - centre[None, :]), 0)
-        activations = tl.where(active > 0, active, 0.0).to(d.dtype)
+        to_shift += tl.sum(tl.reshape(g, (PIXELS // 16, 2, 8, CHANNELS)), 1)
+        to_scale += tl.sum(tl.reshape(g * (x - centre[None, :]), (PIXELS // 16, 2, 8, CHANNELS)), 1)
+        activations = tl.where(active <= 0, 0.0, active).to(d.dtype)
         to_weight = tl.dot(tl.trans(d), activations, to_weight, input_precision=PRECISION)
     at = weight_sums + (tl.program_id(1) * 9 * GROWTH + n).to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(at, to_weight, mask=used[:, None] & there[None, :])
     at = sums + tl.program_id(1) * 2 * channels + c
-    tl.store(at, to_shift, mask=there)
-    tl.store(at + channels, to_scale * slope, mask=there)
+    tl.store(at, tl.sum(tl.sum(to_shift, 0), 0), mask=there)
+    tl.store(at + channels, tl.sum(tl.sum(to_scale, 0), 0) * slope, mask=there)
 
 
 @triton.jit

@@ -81,7 +81,7 @@ class Shape:
     @property
     def stride(self) -> int:
         """From one row of the buffer to the next: aligned."""
-        return -(-self.channels // 16) * 16
+        return _tiles(self.channels, 16) * 16
 
     @property
     def unit(self) -> int:
@@ -96,7 +96,7 @@ class Shape:
     @property
     def width(self) -> int:
         """Of the matrix of nine taps, in memory: aligned."""
-        return -(-9 * self.growth // 16) * 16
+        return _tiles(9 * self.growth, 16) * 16
 
     @property
     def tile(self) -> int:
@@ -126,12 +126,12 @@ class ForwardPass:
         # float16 is finer than the bfloat16 that the sum of nine is rounded to
         kind = torch.float16 if x.dtype == torch.bfloat16 else torch.float32
         self._tapped = x.new_empty(shape.pixels, shape.width, dtype=kind)
-        self._tiles = -(-shape.pixels // shape.tile)
+        self._tiles = _tiles(shape.pixels, shape.tile)
         partial = max(shape.inputs, shape.growth) * self._tiles if statistics is not None else 1
         self._partial = x.new_empty(2, partial, dtype=torch.float32)
         for tile in FORWARD[x.dtype]:
             self._product = tile
-            if -(-shape.pixels // tile.pixels) * tile.parts > 0.9 * processors(x.device):
+            if _tiles(shape.pixels, tile.pixels) * tile.parts > 0.9 * processors(x.device):
                 break
         self._take_in(x)
 
@@ -139,7 +139,7 @@ class ForwardPass:
         from .dense_kernels import take_in
 
         shape = self.shape
-        take_in[(self._tiles, -(-shape.inputs // CHANNELS))](
+        take_in[(self._tiles, _tiles(shape.inputs, CHANNELS))](
             x, self.buffer, *self._partial, shape.pixels, shape.inputs // shape.unit, shape.stride,
             UNIT=shape.unit, STATISTICS=self.statistics is not None, PIXELS=shape.tile, CHANNELS=CHANNELS,
         )  # fmt: skip
@@ -152,7 +152,7 @@ class ForwardPass:
         shape, product = self.shape, self._product
         channels, k = shape.channels_before(layer), shape.growth
         columns = shape.columns // product.parts
-        taps[(-(-shape.pixels // product.pixels), -(-9 * k // columns))](
+        taps[(_tiles(shape.pixels, product.pixels), _tiles(9 * k, columns))](
             self.buffer, weight, *norm, self._tapped, shape.pixels, channels // shape.unit, shape.stride,
             UNIT=shape.unit, GROWTH=k, COLUMNS=columns, WIDTH=shape.width, PRECISION=precision(),
             PIXELS=product.pixels, CHANNELS=product.channels, num_warps=product.warps, num_stages=product.stages,
@@ -160,7 +160,7 @@ class ForwardPass:
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
         gather[(self._tiles,)](
             self._tapped, self.buffer, *self._partial, drop.key, drop.layer,
-            shape.pixels, channels // shape.unit, shape.stride, shape.side,
+            shape.pixels, channels // shape.unit, shape.stride, SIDE=shape.side,
             UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
             STATISTICS=self.statistics is not None, PIXELS=shape.tile,
         )  # fmt: skip
@@ -170,7 +170,7 @@ class ForwardPass:
         from .dense_kernels import combine_statistics
 
         if self.statistics is not None:
-            combine_statistics[(-(-channels // 8),)](
+            combine_statistics[(_tiles(channels, 8),)](
                 *self._partial, *self.statistics, self.shape.pixels, self._tiles, first, channels, self.eps,
                 PIXELS=self.shape.tile, TILES=min(_power_of_two(self._tiles), PARTIALS), CHANNELS=8,
             )  # fmt: skip
@@ -181,7 +181,7 @@ class ForwardPass:
 
         shape = self.shape
         out = self.buffer.new_empty(shape.pixels // shape.factor**2, shape.channels)
-        close[(-(-len(out) // 16), -(-shape.channels // CHANNELS))](
+        close[(_tiles(len(out), 16), _tiles(shape.channels, CHANNELS))](
             self.buffer, *norm, out, len(out), shape.channels // shape.unit, shape.stride, shape.side, shape.factor,
             UNIT=shape.unit, PIXELS=16, CHANNELS=CHANNELS,
         )  # fmt: skip
@@ -204,7 +204,7 @@ class BackwardPass:
         from .dense_kernels import close_backward
 
         shape = self.shape
-        columns = -(-shape.channels // CHANNELS)
+        columns = _tiles(shape.channels, CHANNELS)
         each, ranges = self._ranges(PIXELS, 4, columns)
         sums = self._means.new_empty(ranges, 2, shape.channels)
         close_backward[(columns, ranges)](
@@ -221,18 +221,18 @@ class BackwardPass:
         shape, k, product = self.shape, self.shape.growth, BACKWARD[self.buffer.dtype]
         channels = shape.channels_before(layer)
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
-        outgoing[(-(-shape.pixels // shape.tile),)](
+        outgoing[(_tiles(shape.pixels, shape.tile),)](
             self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, self._rimmed, drop.key, drop.layer,
-            shape.pixels, channels // shape.unit, shape.stride, shape.side,
+            shape.pixels, channels // shape.unit, shape.stride, SIDE=shape.side,
             UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), **drop.constants, PIXELS=shape.tile,
         )  # fmt: skip
-        columns = -(-channels // product.channels)
+        columns = _tiles(channels, product.channels)
         each, ranges = self._ranges(product.pixels, 1, columns)
         weight_sums = self._means.new_empty(ranges, 9 * k, channels)
         sums = self._means.new_empty(ranges, 2, channels)
         layer_backward[(columns, ranges)](
             self.buffer, self._arriving, self._rimmed, weight, *norm, weight_sums, sums,
-            shape.pixels, channels // shape.unit, shape.stride, shape.side, each,
+            shape.pixels, channels // shape.unit, shape.stride, each, SIDE=shape.side,
             UNIT=shape.unit, GROWTH=k, COLUMNS=shape.columns, VECTOR=gcd(k, 8), PRECISION=precision(),
             PIXELS=product.pixels, CHANNELS=product.channels, STAGES=product.stages, num_warps=product.warps,
         )  # fmt: skip
@@ -248,7 +248,7 @@ class BackwardPass:
         if weight is not None:
             found.append(torch.empty_like(weight))
         rows, channels = 0 if weight is None else 9 * shape.growth, len(norm.scale)
-        combine[(-(-rows * channels // ELEMENTS) - (-channels // ELEMENTS),)](
+        combine[(_tiles(rows * channels, ELEMENTS) + _tiles(channels, ELEMENTS),)](
             sums if weight_sums is None else weight_sums, sums, norm.scale, found[-1], found[1], found[0],
             *self._means, channels // shape.unit, len(sums),
             UNIT=shape.unit, GROWTH=shape.growth, ROWS=rows, RANGES=RANGES, ELEMENTS=ELEMENTS,
@@ -261,7 +261,7 @@ class BackwardPass:
 
         shape = self.shape
         out = self.buffer.new_empty(shape.pixels, shape.inputs)
-        incoming[(-(-shape.pixels // PIXELS), -(-shape.inputs // CHANNELS))](
+        incoming[(_tiles(shape.pixels, PIXELS), _tiles(shape.inputs, CHANNELS))](
             self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, out,
             shape.pixels, shape.inputs // shape.unit, shape.stride,
             UNIT=shape.unit, PIXELS=PIXELS, CHANNELS=CHANNELS,
@@ -271,8 +271,8 @@ class BackwardPass:
     def _ranges(self, tile: int, programs_each: int, columns: int) -> tuple[int, int]:
         """Pixels of a range, whole tiles, and the number of ranges: so many programs for each processor, or fewer."""
         ranges = max(1, programs_each * processors(self.buffer.device) // columns)
-        each = -(-self.shape.pixels // (ranges * tile)) * tile
-        return each, -(-self.shape.pixels // each)
+        each = _tiles(self.shape.pixels, ranges * tile) * tile
+        return each, _tiles(self.shape.pixels, each)
 
 
 def precision() -> str:
@@ -286,6 +286,11 @@ def precision() -> str:
 def processors(device: torch.device) -> int:
     """Of a GPU; the interpreter has a few, so that its tests have several ranges."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _tiles(length: int, tile: int) -> int:
+    """How many it takes to cover a length."""
+    return -(-length // tile)
 
 
 def _power_of_two(n: int) -> int:

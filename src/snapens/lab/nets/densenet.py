@@ -66,7 +66,8 @@ class DenseNet(nn.Sequential):
         for block in self.blocks:
             if isinstance(block, Layer):
                 layers.append(block)
-            elif isinstance(block, Transition):
+            else:
+                assert isinstance(block, Transition)  # as `densenet` builds them
                 x, layers = self._fused_transition(x, layers, block), []
         norm, *_, linear = self.head
         assert isinstance(norm, nn.BatchNorm2d)

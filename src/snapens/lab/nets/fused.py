@@ -52,24 +52,29 @@ class DenseBlock(torch.autograd.Function):
         ctx: Any, x: Tensor, shape: Shape, eps: float, drops: Sequence[Drop | None], *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compute the block, and keep the buffer."""
-        statistics = torch.empty(3, shape.channels, device=x.device)
+        statistics = torch.empty(3, shape.channels, device=x.device, dtype=torch.float32)
         *norms, closing = _norms(parameters, statistics)
         with _device_of(x):
             block = ForwardPass(x, shape, statistics, eps)
             for layer, (norm, weight, drop) in enumerate(zip(norms, parameters[2::3], drops, strict=True)):
                 block.layer(layer, norm, weight, drop)
             out = block.close(closing)
-        ctx.save_for_backward(block.buffer, statistics, *parameters)
-        ctx.shape, ctx.drops = shape, drops
+        # the keys, so that autograd refuses a backward pass after they have changed
+        keys = [tensor for drop in drops if drop for tensor in (drop.key, drop.layer)]
+        ctx.save_for_backward(block.buffer, statistics, *keys, *parameters)
+        ctx.shape, ctx.drops, ctx.keys = shape, drops, len(keys)
         ctx.mark_non_differentiable(statistics)
         ctx.set_materialize_grads(False)
         return out, statistics
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         """The gradients of x and of the parameters."""
-        buffer, statistics, *parameters = ctx.saved_tensors
+        buffer, statistics, *rest = ctx.saved_tensors
+        parameters = rest[ctx.keys :]
+        if gradient is None:  # nothing depends on the output
+            return (None,) * (4 + len(parameters))
         *norms, closing = _norms(parameters, statistics)
         with _device_of(buffer):
             block = BackwardPass(gradient, ctx.shape, buffer)
@@ -118,7 +123,9 @@ def possible(network: nn.Module, images: Tensor) -> bool:
     if images.dim() != 4 or images.shape[2] != images.shape[3] or _precision(images) not in FORWARD:
         return False
     training = network.training
-    if len(images) < 2 if training else torch.is_grad_enabled():  # in eval mode there is no backward pass
+    if torch._C._are_functorch_transforms_active() or len(images) < (2 if training else 1):
+        return False
+    if not training and torch.is_grad_enabled():  # in eval mode there is no backward pass
         return False
     norms = {(norm.momentum, norm.eps) for norm in network.modules() if isinstance(norm, nn.BatchNorm2d)}
     return len(norms) == 1 and all(m.training == training and _can_stand_in(m) for m in network.modules())
@@ -126,7 +133,8 @@ def possible(network: nn.Module, images: Tensor) -> bool:
 
 def _can_stand_in(module: nn.Module) -> bool:
     if isinstance(module, nn.BatchNorm2d):
-        return module.affine and module.running_mean is not None and module.momentum is not None
+        tracked = module.running_mean is not None and module.running_mean.dtype == torch.float32
+        return module.affine and module.weight.dtype == torch.float32 and tracked and module.momentum is not None
     if isinstance(module, nn.Conv2d):
         return module.kernel_size != (3, 3) or 9 * module.out_channels <= WIDEST
     return not (isinstance(module, nn.Dropout) and module.training and module.p)  # whose masks no kernel knows
