@@ -232,8 +232,8 @@ def _worth(outputs: "Outputs") -> dict[str, Any]:
     exits = []
     for threshold in _THRESHOLDS:
         asked = running.asked(threshold)
-        wrong = running.choice[asked - 1, np.arange(len(labels))] != labels
-        exits.append(Exit(threshold, _percent(wrong.mean()), round(float(asked.mean()), 4)))
+        error = _percent(running.wrong(asked, labels).mean())
+        exits.append(Exit(threshold, error, round(float(asked.mean()), 4)))
     return {
         "snapshot_percent": tuple(map(_percent, metrics.error(p, labels))),
         "last_percent": tuple(_percent(score.error) for score in last),

@@ -67,3 +67,8 @@ class Running:
         sure = self.confidence >= threshold if threshold < 1 else np.zeros(self.confidence.shape, bool)
         sure[-1] = True  # there is no other left to ask
         return np.asarray(sure.argmax(0) + 1, dtype=np.int64)
+
+    def wrong(self, asked: Whole, labels: Whole) -> NDArray[np.bool_]:
+        """(examples,): where the mean of so many members, as many as each example asked, errs."""
+        wrong: NDArray[np.bool_] = np.take_along_axis(self.choice, asked[None] - 1, axis=0)[0] != labels
+        return wrong

@@ -28,8 +28,8 @@ class Exits:
             asked = running.asked(threshold)
             for m in range(1, members + 1):
                 used = np.minimum(asked, m)
-                wrong = running.choice[used - 1, rows] != labels
-                tables[:, m - 1, column] = wrong.mean(), _nll(running.of_label[used - 1, rows]), used.mean()
+                error, nll = running.wrong(used, labels).mean(), _nll(running.of_label[used - 1, rows])
+                tables[:, m - 1, column] = error, nll, used.mean()
         return cls(*tables)
 
 
