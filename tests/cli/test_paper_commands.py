@@ -60,6 +60,9 @@ def test_a_mistyped_ledger_is_told_from_one_that_is_not_there_yet(tmp_path, monk
     assert main(["paper", *command, "--ledger", "resluts"]) == 2
     assert "ledger must be a folder, got resluts: check the path" in capsys.readouterr().err
     assert main(["paper", *command]) == 0
+    Path("results").write_text("")
+    assert main(["paper", *command]) == 2
+    assert "ledger must be a folder, got results: check the path" in capsys.readouterr().err
 
 
 def test_a_figure_is_written_as_its_name_says(tmp_path, monkeypatch, capsys):

@@ -180,6 +180,26 @@ def test_a_key_that_changes_before_the_backward_pass_is_refused():
         out.sum().backward()
 
 
+class Severed(torch.autograd.Function):
+    """Passes nothing back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+@here
+def test_where_nothing_depends_on_the_output_there_are_no_gradients():
+    block, x = Block(16, 5, 2).to(DEVICE), torch.randn(2, 16, 4, 4, device=DEVICE, requires_grad=True)
+    (Severed.apply(fused.dense_block(x, block.layers, block.norm, 1)).sum() + x.sum()).backward()
+    assert x.grad.eq(1).all()
+    assert all(parameter.grad is None for parameter in block.parameters())
+
+
 @here
 def test_the_same_bits_come_twice():
     block = Block(20, 12, 2, dropout=0.2).to(DEVICE)
@@ -312,7 +332,9 @@ def test_the_plain_way_is_taken_where_the_kernels_would_be_wrong():
     assert not fused.possible(network, images)
     assert not fused.possible(densenet(depth=10, growth=12, classes=5, dropout=0.2), images)  # not keyed
     assert not fused.possible(densenet(depth=7, growth=32, classes=5), images)
-    network = small().to(DEVICE)
+    network, found = small().to(DEVICE), []
+    torch.func.grad(lambda x: (found.append(fused.possible(network, images)), x)[1])(torch.ones(()))
+    assert found == [False]
     network.fused = False
     assert network(images).equal(nn.Sequential(network.stem, network.blocks, network.head)(images))
 
