@@ -41,6 +41,16 @@ def repair():
             a, b = (interpreter.TensorHandle(widened(x.data), tl.float32) for x in (a, b))
         return multiply(self, a, b, d, *options)
 
+    def create_descriptor_reduce(self, kind, descriptor, value, indices):
+        """Of sums, on which alone there is nothing in the interpreter; bfloat16 is rounded after the addition."""
+        before = self.create_descriptor_load(descriptor, indices, None, None).data
+        if value.dtype.scalar == tl.bfloat16:
+            total = rounded(widened(before) + widened(value.data))
+        else:
+            total = before + value.data
+        self.create_descriptor_store(descriptor, interpreter.TensorHandle(total, value.dtype.scalar), indices)
+
+    interpreter.InterpreterBuilder.create_descriptor_reduce = create_descriptor_reduce
     interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)  # as a GPU's
     interpreter._convert_float = convert_float
     interpreter._patch_lang_tensor = patch_tensor

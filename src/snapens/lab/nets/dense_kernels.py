@@ -86,21 +86,16 @@ def take_in(
         tile_statistics(values.to(tl.float32), inside, there, count, means, squares, at)
 
 
-@triton.jit(do_not_specialize=["first", "channels"])
-def combine_statistics(
-    means, squares, mean, variance, rstd, pixels, tiles, first, channels, eps,
-    PIXELS: tl.constexpr, TILES: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """Statistics of the `channels` from `first` on, from those of their tiles (Chan et al.); `variance` is unbiased."""
-    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    there = c < channels
+@triton.jit
+def combined_statistics(means, squares, row, there, pixels, tiles, PIXELS: tl.constexpr, TILES: tl.constexpr):
+    """Mean and sum of squared deviations of channels, from those of their tiles in these rows (Chan et al.)."""
     total = 0.0
-    centre = tl.zeros((CHANNELS,), tl.float32)
-    square = tl.zeros((CHANNELS,), tl.float32)
+    centre = tl.zeros(row.shape, tl.float32)
+    square = tl.zeros(row.shape, tl.float32)
     for start in range(0, tiles, TILES):
         tile = start + tl.arange(0, TILES)
         count = tl.maximum(tl.minimum(pixels - tile * PIXELS, PIXELS), 0).to(tl.float32)
-        at = c[:, None] * tiles + tile[None, :]
+        at = row[:, None] * tiles + tile[None, :]
         inside = there[:, None] & (tile < tiles)[None, :]
         tile_mean = tl.load(means + at, mask=inside, other=0.0)
         tile_square = tl.load(squares + at, mask=inside, other=0.0)
@@ -112,37 +107,69 @@ def combine_statistics(
         square += tl.sum(tile_square + count[None, :] * difference * difference, 1)
         square += step * step * (total * more / (total + more))
         total += more
-    tl.store(mean + first + c, centre, mask=there)
-    tl.store(variance + first + c, square / (total - 1.0), mask=there)
-    tl.store(rstd + first + c, 1.0 / tl.sqrt_rn(square / total + eps), mask=there)
+    return centre, square
 
 
-@triton.jit(do_not_specialize=["units"])
-def taps(
-    buffer, weight, scale, shift, mean, rstd, tapped, pixels, units, stride,
-    UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+@triton.jit(do_not_specialize=["first", "channels"])
+def prepare(
+    means, squares, mean, variance, rstd, scale, shift, weight, factor, offset, arranged,
+    pixels, tiles, first, channels, stride, eps,
+    GROWTH: tl.constexpr, LAYER: tl.constexpr, PIXELS: tl.constexpr, TILES: tl.constexpr, CHANNELS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """tapped[p, t k + j] = sum over c of relu(norm(buffer))[p, c] weight[j, t, c]; `weight` is (k, 3, 3, channels)."""
-    channels = units * UNIT
-    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    row = buffer + p.to(tl.int64)[:, None] * stride
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    filters = weight + (n % GROWTH * 9 + n // GROWTH)[None, :] * channels
+    """Statistics of the channels from `first` on (`variance` is unbiased), and for a LAYER what `taps` reads.
+
+    That is its norm as factor and offset, zero from `channels` on, and its weights (k, 3, 3, channels), taps first.
+    """
+    program = tl.program_id(0)
+    new = tl.cdiv(channels - first, CHANNELS)  # programs
+    if program < new:
+        row = program * CHANNELS + tl.arange(0, CHANNELS)
+        c = first + row
+        there = c < channels
+        centre, square = combined_statistics(means, squares, row, there, pixels, tiles, PIXELS, TILES)
+        slope = 1.0 / tl.sqrt_rn(square / pixels + eps)
+        tl.store(mean + c, centre, mask=there)
+        tl.store(variance + c, square / (pixels - 1.0), mask=there)
+        tl.store(rstd + c, slope, mask=there)
+        if LAYER:
+            slope *= tl.load(scale + c, mask=there, other=0.0)
+            tl.store(factor + c, slope, mask=there)
+            tl.store(offset + c, tl.load(shift + c, mask=there, other=0.0) - centre * slope, mask=there)
+    elif LAYER:
+        e = (program - new) * ELEMENTS + tl.arange(0, ELEMENTS)
+        if program - new < tl.cdiv(stride, ELEMENTS):
+            there = e < first
+            slope = tl.load(scale + e, mask=there, other=0.0) * tl.load(rstd + e, mask=there, other=0.0)
+            constant = tl.load(shift + e, mask=there, other=0.0) - tl.load(mean + e, mask=there, other=0.0) * slope
+            mine = there | (e >= channels) & (e < stride)
+            tl.store(factor + e, slope, mask=mine)
+            tl.store(offset + e, constant, mask=mine)
+        else:
+            e -= tl.cdiv(stride, ELEMENTS) * ELEMENTS
+            there = e < 9 * GROWTH * channels
+            row, c = e // channels, e % channels
+            at = arranged + (row % 9 * GROWTH + row // 9) * stride + c
+            tl.store(at, tl.load(weight + e, mask=there), mask=there)
+
+
+@triton.jit(do_not_specialize=["channels"])
+def taps(
+    x, weight, factor, offset, tapped, channels,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """tapped[p, n] = sum over c of relu(norm(x))[p, c] weight[n, c], for all nine taps: n = t k + j."""
+    p = tl.program_id(0) * PIXELS
+    n = tl.program_id(1) * COLUMNS
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
     for start in range(0, channels, CHANNELS):
         c = start + tl.arange(0, CHANNELS)
-        there = c < channels
-        # the columns from `channels` to `stride` are not written yet: they are loaded for the width, then thrown away
-        x = tl.load(row + c[None, :], mask=(p < pixels)[:, None] & (c < stride)[None, :], other=0.0).to(tl.float32)
-        w = tl.load(filters + c[:, None], mask=there[:, None] & (n < 9 * GROWTH)[None, :], other=0.0)
-        factor = tl.load(scale + c, mask=there, other=0.0) * tl.load(rstd + c, mask=there, other=0.0)
-        offset = tl.load(shift + c, mask=there, other=0.0) - tl.load(mean + c, mask=there, other=0.0) * factor
-        active = x * factor[None, :] + offset[None, :]
-        active = tl.where(there[None, :] & ~(active <= 0), active, 0.0).to(w.dtype)  # NaN stays
-        total = tl.dot(active, w, total, input_precision=PRECISION)
-    at = tapped + p.to(tl.int64)[:, None] * WIDTH + n[None, :]
-    tl.store(at, total.to(tapped.dtype.element_ty), mask=(p < pixels)[:, None] & (n < WIDTH)[None, :])
+        slope, constant = tl.load(factor + c), tl.load(offset + c)
+        values = x.load([p, start]).to(tl.float32)
+        w = weight.load([n, start])
+        active = tl.maximum(values * slope[None, :] + constant[None, :], 0.0, tl.PropagateNan.ALL)
+        total = tl.dot(active.to(w.dtype), tl.trans(w), total, input_precision=PRECISION)
+    tapped.store([p, n], total.to(tapped.dtype))
 
 
 @triton.jit(do_not_specialize=["units"])
@@ -215,8 +242,8 @@ def close_backward(
     gain = tl.load(scale + c, mask=there, other=0.0)[None, :]
     offset = tl.load(shift + c, mask=there, other=0.0)[None, :]
     width = side // factor
-    to_shift = tl.zeros((CHANNELS,), tl.float32)
-    to_scale = tl.zeros((CHANNELS,), tl.float32)
+    to_shift = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    to_scale = tl.zeros((PIXELS, CHANNELS), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
     for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=3):
         p = start + tl.arange(0, PIXELS)
@@ -228,11 +255,11 @@ def close_backward(
         g = tl.load(gradient + o.to(tl.int64)[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
         g = tl.where(z * gain + offset <= 0, 0.0, g / (factor * factor))
         tl.store(arriving + at, (g * gain).to(arriving.dtype.element_ty), mask=inside)
-        to_shift += tl.sum(g, 0)
-        to_scale += tl.sum(g * z, 0)
+        to_shift += g
+        to_scale += g * z
     at = sums + tl.program_id(1) * 2 * channels + c
-    tl.store(at, to_shift, mask=there)
-    tl.store(at + channels, to_scale, mask=there)
+    tl.store(at, tl.sum(to_shift, 0), mask=there)
+    tl.store(at + channels, tl.sum(to_scale, 0), mask=there)
 
 
 @triton.jit
@@ -248,78 +275,71 @@ def corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, c, inside, there,
 
 @triton.jit(do_not_specialize=["units"])
 def outgoing(
-    buffer, arriving, mean, rstd, sum_g, sum_gz, rimmed, key, layer, pixels, units, stride,
-    SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr,
+    buffer, arriving, mean, rstd, sum_g, sum_gz, views, key, layer, pixels, units, stride,
+    SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a layer's convolution, as images (side + 2, side + 2, k) whose outermost pixels are zero."""
-    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    """views[p, t k + j]: the gradient of channel j of a layer's convolution at the output that tap t of p feeds."""
+    q = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     j = tl.arange(0, GROWTH_PADDED)
     column = units * UNIT + j
-    inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
-    at = p.to(tl.int64)[:, None] * stride + column[None, :]
+    inside = (q < pixels)[:, None] & (j < GROWTH)[None, :]
+    at = q.to(tl.int64)[:, None] * stride + column[None, :]
     g = corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, column, inside, j < GROWTH, pixels)
-    image, place = p // (SIDE * SIDE), p % (SIDE * SIDE)
+    image, place = q // (SIDE * SIDE), q % (SIDE * SIDE)
     if THRESHOLD:
         position = (image * GROWTH)[:, None] * (SIDE * SIDE) + j[None, :] * (SIDE * SIDE) + place[:, None]
         g = dropped(g, key, layer, position, THRESHOLD, SCALE)
-    q = (image * (SIDE + 2) + place // SIDE + 1) * (SIDE + 2) + place % SIDE + 1
-    tl.store(rimmed + q[:, None] * GROWTH + j[None, :], g.to(rimmed.dtype.element_ty), mask=inside)
+    values = g.to(views.dtype.element_ty)
+    y, x = place // SIDE, place % SIDE
+    for t in tl.static_range(9):
+        dy, dx = t // 3 - 1, t % 3 - 1
+        there = (y + dy >= 0) & (y + dy < SIDE) & (x + dx >= 0) & (x + dx < SIDE)
+        at = views + (q + dy * SIDE + dx).to(tl.int64)[:, None] * WIDTH + (t * GROWTH + j)[None, :]
+        tl.store(at, values, mask=there[:, None] & inside)
 
 
 @triton.jit(do_not_specialize=["units", "pixels_per_range"])
 def layer_backward(
-    buffer, arriving, rimmed, weight, scale, shift, mean, rstd, weight_sums, sums,
-    pixels, units, stride, pixels_per_range,
-    SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr,
+    buffer, arriving, views, weight, scale, shift, mean, rstd, weight_sums, sums, pixels, units, pixels_per_range,
+    UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add to `arriving`; gradients by range: of weights (ranges, 9 k, channels), of shift and scale as above."""
     channels = units * UNIT
-    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    c0 = tl.program_id(0) * CHANNELS
+    c = c0 + tl.arange(0, CHANNELS)
     there = c < channels
     centre = tl.load(mean + c, mask=there, other=0.0)
     slope = tl.load(rstd + c, mask=there, other=0.0)
     gain = tl.load(scale + c, mask=there, other=0.0)
-    # beyond the channels, factor and offset are 0: nothing passes the ReLU there
     factor = gain * slope
     offset = tl.load(shift + c, mask=there, other=0.0) - centre * factor
     n = tl.arange(0, COLUMNS)
-    t, j = n // GROWTH, n % GROWTH
     used = n < 9 * GROWTH
-    w = tl.load(weight + (j * 9 + t)[:, None] * channels + c[None, :], mask=used[:, None] & there[None, :], other=0.0)
-    # pixel p feeds the outputs at p - (offset of t); VECTOR divides k, and so where a run of columns begins
-    view = j - ((t // 3 - 1) * (SIDE + 2) + t % 3 - 1) * GROWTH
-    view = tl.max_contiguous(tl.multiple_of(view, VECTOR), VECTOR)
+    filters = weight + (n % GROWTH * 9 + n // GROWTH)[:, None] * channels
+    w = tl.load(filters + c[None, :], mask=used[:, None] & there[None, :], other=0.0)
     to_weight = tl.zeros((COLUMNS, CHANNELS), tl.float32)
     # in the loop a thread adds up what it has; threads are added up once, at the end
     to_shift = tl.zeros((PIXELS // 16, 8, CHANNELS), tl.float32)
     to_scale = tl.zeros((PIXELS // 16, 8, CHANNELS), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
-    for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=STAGES):
-        p = start + tl.arange(0, PIXELS)
-        place = p % (SIDE * SIDE)
-        q = (p // (SIDE * SIDE) * (SIDE + 2) + place // SIDE + 1) * (SIDE + 2) + place % SIDE + 1
-        views = rimmed + q[:, None] * GROWTH + view[None, :]
-        d = tl.load(views, mask=(p < pixels)[:, None] & used[None, :], other=0.0)
-        # columns from `channels` on are finished, and only the last tile of channels reaches them: no other program
-        # of this launch reads or writes them, and they are written as they are
-        at = p.to(tl.int64)[:, None] * stride + c[None, :]
-        inside = (p < pixels)[:, None] & (c < stride)[None, :]
-        x = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32)
-        before = tl.load(arriving + at, mask=inside, other=0.0).to(tl.float32)
+    for p in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=STAGES):
+        d = views.load([p, 0])
+        x = buffer.load([p, c0]).to(tl.float32)
         active = x * factor[None, :] + offset[None, :]
         g = tl.where(active <= 0, 0.0, tl.dot(d, w, input_precision=PRECISION))
-        tl.store(arriving + at, (before + gain[None, :] * g).to(arriving.dtype.element_ty), mask=inside)
+        arriving.atomic_add([p, c0], (gain[None, :] * g).to(arriving.dtype))  # the copy engine's; nobody else adds here
         to_shift += tl.sum(tl.reshape(g, (PIXELS // 16, 2, 8, CHANNELS)), 1)
-        to_scale += tl.sum(tl.reshape(g * (x - centre[None, :]), (PIXELS // 16, 2, 8, CHANNELS)), 1)
-        activations = tl.where(active <= 0, 0.0, active).to(d.dtype)
+        to_scale += tl.sum(tl.reshape(g * x, (PIXELS // 16, 2, 8, CHANNELS)), 1)
+        activations = tl.maximum(active, 0.0, tl.PropagateNan.ALL).to(d.dtype)
         to_weight = tl.dot(tl.trans(d), activations, to_weight, input_precision=PRECISION)
     at = weight_sums + (tl.program_id(1) * 9 * GROWTH + n).to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(at, to_weight, mask=used[:, None] & there[None, :])
     at = sums + tl.program_id(1) * 2 * channels + c
-    tl.store(at, tl.sum(tl.sum(to_shift, 0), 0), mask=there)
-    tl.store(at + channels, tl.sum(tl.sum(to_scale, 0), 0) * slope, mask=there)
+    sum_g = tl.sum(tl.sum(to_shift, 0), 0)
+    tl.store(at, sum_g, mask=there)
+    tl.store(at + channels, (tl.sum(tl.sum(to_scale, 0), 0) - centre * sum_g) * slope, mask=there)
 
 
 @triton.jit

@@ -6,10 +6,12 @@ Nothing here waits for the device or is chosen by timing, so that a training ste
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Tile(NamedTuple):
@@ -19,20 +21,25 @@ class Tile(NamedTuple):
     channels: int
     warps: int
     stages: int
-    parts: int = 1  # into which the nine taps are divided
+    parts: int = 1  # into which the nine taps are divided, forward
+    programs: int = 1  # on a processor at a time, backward
 
 
-# the first with a program for every processor, else the last
+# by the columns of nine taps, at most; forward, the first with a program for every processor, else the last
 FORWARD = {
-    torch.bfloat16: [Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, parts=2)],
-    torch.float32: [Tile(64, 32, 8, 2)],
+    torch.bfloat16: {
+        128: [Tile(128, 32, 4, 4), Tile(64, 64, 4, 3)],
+        256: [Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, parts=2)],
+    },
+    torch.float32: {256: [Tile(64, 32, 8, 2)]},
 }
-BACKWARD = {torch.bfloat16: Tile(64, 64, 8, 3), torch.float32: Tile(64, 32, 8, 1)}
-SHARED_BYTES = 172_032  # that these tiles take of a processor, at most
+BACKWARD = {torch.bfloat16: {256: Tile(64, 64, 8, 3)}, torch.float32: {256: Tile(64, 32, 8, 1)}}
+SHARED_BYTES = 163_888  # that these tiles take of a processor, at most
 WIDEST = 256  # columns of nine taps that a program has registers for
+ALIGNED = 64  # columns: rows of matrices begin with a line of the cache
 PIXELS, CHANNELS = 32, 64  # of programs that only move data
 PARTIALS = 512  # tiles of pixels whose statistics a program combines at a time
-RANGES, ELEMENTS = 8, 512  # of gradients that a program adds up at a time
+ELEMENTS = 512  # of vectors in a program
 
 
 class Norm(NamedTuple):
@@ -81,7 +88,7 @@ class Shape:
     @property
     def stride(self) -> int:
         """From one row of the buffer to the next: aligned."""
-        return _tiles(self.channels, 16) * 16
+        return _tiles(self.channels, ALIGNED) * ALIGNED
 
     @property
     def unit(self) -> int:
@@ -96,7 +103,7 @@ class Shape:
     @property
     def width(self) -> int:
         """Of the matrix of nine taps, in memory: aligned."""
-        return _tiles(9 * self.growth, 16) * 16
+        return _tiles(9 * self.growth, ALIGNED) * ALIGNED
 
     @property
     def tile(self) -> int:
@@ -126,10 +133,12 @@ class ForwardPass:
         # float16 is finer than the bfloat16 that the sum of nine is rounded to
         kind = torch.float16 if x.dtype == torch.bfloat16 else torch.float32
         self._tapped = x.new_empty(shape.pixels, shape.width, dtype=kind)
+        self._arranged = x.new_empty(9 * shape.growth, shape.stride)
+        self._linear = x.new_empty(2, shape.stride, dtype=torch.float32)  # a norm as factor and offset
         self._tiles = _tiles(shape.pixels, shape.tile)
         partial = max(shape.inputs, shape.growth) * self._tiles if statistics is not None else 1
         self._partial = x.new_empty(2, partial, dtype=torch.float32)
-        for tile in FORWARD[x.dtype]:
+        for tile in _fitting(FORWARD[x.dtype], shape.columns):
             self._product = tile
             if _tiles(shape.pixels, tile.pixels) * tile.parts > 0.9 * processors(x.device):
                 break
@@ -143,7 +152,7 @@ class ForwardPass:
             x, self.buffer, *self._partial, shape.pixels, shape.inputs // shape.unit, shape.stride,
             UNIT=shape.unit, STATISTICS=self.statistics is not None, PIXELS=shape.tile, CHANNELS=CHANNELS,
         )  # fmt: skip
-        self._combine_statistics(0, shape.inputs)
+        self._known = 0  # channels whose statistics are combined
 
     def layer(self, layer: int, norm: Norm, weight: Tensor, drop: Drop | None) -> None:
         """Norm, ReLU, convolution and dropout of one layer; `weight` (growth, channels, 3, 3) is channels last."""
@@ -151,10 +160,12 @@ class ForwardPass:
 
         shape, product = self.shape, self._product
         channels, k = shape.channels_before(layer), shape.growth
+        self._prepare(norm, channels, weight)
         columns = shape.columns // product.parts
         taps[(_tiles(shape.pixels, product.pixels), _tiles(9 * k, columns))](
-            self.buffer, weight, *norm, self._tapped, shape.pixels, channels // shape.unit, shape.stride,
-            UNIT=shape.unit, GROWTH=k, COLUMNS=columns, WIDTH=shape.width, PRECISION=precision(),
+            _matrix(self.buffer, channels, product.pixels, product.channels),
+            _matrix(self._arranged, channels, columns, product.channels), *self._linear,
+            _matrix(self._tapped, 9 * k, product.pixels, columns), channels, COLUMNS=columns, PRECISION=precision(),
             PIXELS=product.pixels, CHANNELS=product.channels, num_warps=product.warps, num_stages=product.stages,
         )  # fmt: skip
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
@@ -164,22 +175,32 @@ class ForwardPass:
             UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
             STATISTICS=self.statistics is not None, PIXELS=shape.tile,
         )  # fmt: skip
-        self._combine_statistics(channels, k)
 
-    def _combine_statistics(self, first: int, channels: int) -> None:
-        from .dense_kernels import combine_statistics
+    def _prepare(self, norm: Norm, channels: int, weight: Tensor | None = None) -> None:
+        """All that depends on statistics: those of new channels, and what a layer's product needs."""
+        from .dense_kernels import prepare
 
-        if self.statistics is not None:
-            combine_statistics[(_tiles(channels, 8),)](
-                *self._partial, *self.statistics, self.shape.pixels, self._tiles, first, channels, self.eps,
-                PIXELS=self.shape.tile, TILES=min(_power_of_two(self._tiles), PARTIALS), CHANNELS=8,
+        shape = self.shape
+        mean, variance, rstd = (norm.mean, norm.mean, norm.rstd) if self.statistics is None else self.statistics
+        first = channels if self.statistics is None else self._known
+        programs = _tiles(channels - first, 8)
+        if weight is not None:
+            programs += _tiles(shape.stride, ELEMENTS) + _tiles(9 * shape.growth * channels, ELEMENTS)
+        if programs:
+            prepare[(programs,)](
+                *self._partial, mean, variance, rstd, norm.scale, norm.shift, self._arranged if weight is None else weight,
+                *self._linear, self._arranged, shape.pixels, self._tiles, first, channels, shape.stride, self.eps,
+                GROWTH=shape.growth, LAYER=weight is not None, PIXELS=shape.tile,
+                TILES=min(_power_of_two(self._tiles), PARTIALS), CHANNELS=8, ELEMENTS=ELEMENTS,
             )  # fmt: skip
+        self._known = channels
 
     def close(self, norm: Norm) -> Tensor:
         """The norm and ReLU that end the block, and pooling: (images, channels, side / factor, side / factor)."""
         from .dense_kernels import close
 
         shape = self.shape
+        self._prepare(norm, shape.channels)
         out = self.buffer.new_empty(shape.pixels // shape.factor**2, shape.channels)
         close[(_tiles(len(out), 16), _tiles(shape.channels, CHANNELS))](
             self.buffer, *norm, out, len(out), shape.channels // shape.unit, shape.stride, shape.side, shape.factor,
@@ -196,8 +217,8 @@ class BackwardPass:
         self._gradient = gradient.to(buffer.dtype).contiguous(memory_format=torch.channels_last)
         self._arriving = torch.empty_like(buffer)
         self._means = buffer.new_empty(2, shape.channels, dtype=torch.float32)  # P mean(g) and P mean(g z)
-        # the rim stays zero
-        self._rimmed = buffer.new_zeros(shape.images * (shape.side + 2) ** 2, shape.growth)
+        # zeros stay where a tap of a pixel leads out of the image
+        self._views = buffer.new_zeros(shape.pixels, shape.width)
 
     def close(self, norm: Norm) -> list[Tensor]:
         """The gradients of the closing scale and shift."""
@@ -205,7 +226,7 @@ class BackwardPass:
 
         shape = self.shape
         columns = _tiles(shape.channels, CHANNELS)
-        each, ranges = self._ranges(PIXELS, 4, columns)
+        each, ranges = self._ranges(PIXELS, 16, columns)
         sums = self._means.new_empty(ranges, 2, shape.channels)
         close_backward[(columns, ranges)](
             self.buffer, self._gradient, self._arriving, *norm, sums,
@@ -218,22 +239,25 @@ class BackwardPass:
         """The gradients of a layer's scale, shift and weight."""
         from .dense_kernels import layer_backward, outgoing
 
-        shape, k, product = self.shape, self.shape.growth, BACKWARD[self.buffer.dtype]
+        shape, k, product = self.shape, self.shape.growth, _fitting(BACKWARD[self.buffer.dtype], self.shape.columns)
         channels = shape.channels_before(layer)
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
-        outgoing[(_tiles(shape.pixels, shape.tile),)](
-            self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, self._rimmed, drop.key, drop.layer,
+        outgoing[(_tiles(shape.pixels, PIXELS),)](
+            self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, self._views, drop.key, drop.layer,
             shape.pixels, channels // shape.unit, shape.stride, SIDE=shape.side,
-            UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), **drop.constants, PIXELS=shape.tile,
+            UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
+            PIXELS=PIXELS,
         )  # fmt: skip
         columns = _tiles(channels, product.channels)
-        each, ranges = self._ranges(product.pixels, 1, columns)
+        each, ranges = self._ranges(product.pixels, product.programs, columns)
         weight_sums = self._means.new_empty(ranges, 9 * k, channels)
         sums = self._means.new_empty(ranges, 2, channels)
         layer_backward[(columns, ranges)](
-            self.buffer, self._arriving, self._rimmed, weight, *norm, weight_sums, sums,
-            shape.pixels, channels // shape.unit, shape.stride, each, SIDE=shape.side,
-            UNIT=shape.unit, GROWTH=k, COLUMNS=shape.columns, VECTOR=gcd(k, 8), PRECISION=precision(),
+            _matrix(self.buffer, channels, product.pixels, product.channels),
+            _matrix(self._arriving, channels, product.pixels, product.channels),
+            _matrix(self._views, 9 * k, product.pixels, shape.columns),
+            weight, *norm, weight_sums, sums, shape.pixels, channels // shape.unit, each,
+            UNIT=shape.unit, GROWTH=k, COLUMNS=shape.columns, PRECISION=precision(),
             PIXELS=product.pixels, CHANNELS=product.channels, STAGES=product.stages, num_warps=product.warps,
         )  # fmt: skip
         return self._combine(norm, sums, weight, weight_sums)
@@ -248,10 +272,11 @@ class BackwardPass:
         if weight is not None:
             found.append(torch.empty_like(weight))
         rows, channels = 0 if weight is None else 9 * shape.growth, len(norm.scale)
-        combine[(_tiles(rows * channels, ELEMENTS) + _tiles(channels, ELEMENTS),)](
+        at_a_time, elements = (8, 512) if len(sums) <= 24 else (32, 64)
+        combine[(_tiles(rows * channels, elements) + _tiles(channels, elements),)](
             sums if weight_sums is None else weight_sums, sums, norm.scale, found[-1], found[1], found[0],
             *self._means, channels // shape.unit, len(sums),
-            UNIT=shape.unit, GROWTH=shape.growth, ROWS=rows, RANGES=RANGES, ELEMENTS=ELEMENTS,
+            UNIT=shape.unit, GROWTH=shape.growth, ROWS=rows, RANGES=at_a_time, ELEMENTS=elements,
         )  # fmt: skip
         return found
 
@@ -273,6 +298,17 @@ class BackwardPass:
         ranges = max(1, programs_each * processors(self.buffer.device) // columns)
         each = _tiles(self.shape.pixels, ranges * tile) * tile
         return each, _tiles(self.shape.pixels, each)
+
+
+def _fitting(tiles: dict[int, T], columns: int) -> T:
+    return tiles[min(most for most in tiles if columns <= most)]
+
+
+def _matrix(tensor: Tensor, columns: int, *block: int) -> Any:
+    """The first columns of a matrix, for the GPU's copy engine: beyond them it reads zeros and writes nothing."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, [len(tensor), columns], [tensor.stride(0), 1], [*block])
 
 
 def precision() -> str:
