@@ -110,6 +110,14 @@ def combined_statistics(means, squares, row, there, pixels, tiles, PIXELS: tl.co
     return centre, square
 
 
+@triton.jit
+def store_linear(mean, rstd, scale, shift, factor, offset, c, there, mine):
+    """A norm as factor and offset; zero for channels that are not `there`. Only the channels that are `mine`."""
+    slope = rstd * tl.load(scale + c, mask=there, other=0.0)
+    tl.store(factor + c, slope, mask=mine)
+    tl.store(offset + c, tl.load(shift + c, mask=there, other=0.0) - mean * slope, mask=mine)
+
+
 @triton.jit(do_not_specialize=["first", "channels"])
 def prepare(
     means, squares, mean, variance, rstd, scale, shift, weight, factor, offset, arranged,
@@ -121,35 +129,33 @@ def prepare(
 
     That is its norm as factor and offset, zero from `channels` on, and its weights (k, 3, 3, channels), taps first.
     """
-    program = tl.program_id(0)
     new = tl.cdiv(channels - first, CHANNELS)  # programs
+    program = tl.program_id(0)
+    row = program * CHANNELS + tl.arange(0, CHANNELS)
+    e = (program - new) * ELEMENTS + tl.arange(0, ELEMENTS)
+    old = tl.cdiv(stride, ELEMENTS)
     if program < new:
-        row = program * CHANNELS + tl.arange(0, CHANNELS)
         c = first + row
-        there = c < channels
-        centre, square = combined_statistics(means, squares, row, there, pixels, tiles, PIXELS, TILES)
+        inside = c < channels
+        centre, square = combined_statistics(means, squares, row, inside, pixels, tiles, PIXELS, TILES)
         slope = 1.0 / tl.sqrt_rn(square / pixels + eps)
-        tl.store(mean + c, centre, mask=there)
-        tl.store(variance + c, square / (pixels - 1.0), mask=there)
-        tl.store(rstd + c, slope, mask=there)
+        tl.store(mean + c, centre, mask=inside)
+        tl.store(variance + c, square / (pixels - 1.0), mask=inside)
+        tl.store(rstd + c, slope, mask=inside)
         if LAYER:
-            slope *= tl.load(scale + c, mask=there, other=0.0)
-            tl.store(factor + c, slope, mask=there)
-            tl.store(offset + c, tl.load(shift + c, mask=there, other=0.0) - centre * slope, mask=there)
+            store_linear(centre, slope, scale, shift, factor, offset, c, inside, inside)
     elif LAYER:
-        e = (program - new) * ELEMENTS + tl.arange(0, ELEMENTS)
-        if program - new < tl.cdiv(stride, ELEMENTS):
-            there = e < first
-            slope = tl.load(scale + e, mask=there, other=0.0) * tl.load(rstd + e, mask=there, other=0.0)
-            constant = tl.load(shift + e, mask=there, other=0.0) - tl.load(mean + e, mask=there, other=0.0) * slope
-            mine = there | (e >= channels) & (e < stride)
-            tl.store(factor + e, slope, mask=mine)
-            tl.store(offset + e, constant, mask=mine)
+        if program - new < old:
+            known = e < first
+            slopes = tl.load(rstd + e, mask=known, other=0.0)
+            centres = tl.load(mean + e, mask=known, other=0.0)
+            mine = known | (e >= channels) & (e < stride)
+            store_linear(centres, slopes, scale, shift, factor, offset, e, known, mine)
         else:
-            e -= tl.cdiv(stride, ELEMENTS) * ELEMENTS
+            e -= old * ELEMENTS
             there = e < 9 * GROWTH * channels
-            row, c = e // channels, e % channels
-            at = arranged + (row % 9 * GROWTH + row // 9) * stride + c
+            filter, channel = e // channels, e % channels
+            at = arranged + (filter % 9 * GROWTH + filter // 9) * stride + channel
             tl.store(at, tl.load(weight + e, mask=there), mask=there)
 
 

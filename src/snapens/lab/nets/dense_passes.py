@@ -21,14 +21,13 @@ class Tile(NamedTuple):
     channels: int
     warps: int
     stages: int
-    parts: int = 1  # into which the nine taps are divided, forward
-    programs: int = 1  # on a processor at a time, backward
+    parts: int = 1  # into which the nine taps are divided
 
 
 # by the columns of nine taps, at most; forward, the first with a program for every processor, else the last
 FORWARD = {
     torch.bfloat16: {
-        128: [Tile(128, 32, 4, 4), Tile(64, 64, 4, 3)],
+        128: [Tile(128, 32, 4, 3), Tile(64, 64, 4, 3)],
         256: [Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, parts=2)],
     },
     torch.float32: {256: [Tile(64, 32, 8, 2)]},
@@ -188,8 +187,9 @@ class ForwardPass:
             programs += _tiles(shape.stride, ELEMENTS) + _tiles(9 * shape.growth * channels, ELEMENTS)
         if programs:
             prepare[(programs,)](
-                *self._partial, mean, variance, rstd, norm.scale, norm.shift, self._arranged if weight is None else weight,
-                *self._linear, self._arranged, shape.pixels, self._tiles, first, channels, shape.stride, self.eps,
+                *self._partial, mean, variance, rstd, norm.scale, norm.shift,
+                self._arranged if weight is None else weight, *self._linear, self._arranged,
+                shape.pixels, self._tiles, first, channels, shape.stride, self.eps,
                 GROWTH=shape.growth, LAYER=weight is not None, PIXELS=shape.tile,
                 TILES=min(_power_of_two(self._tiles), PARTIALS), CHANNELS=8, ELEMENTS=ELEMENTS,
             )  # fmt: skip
@@ -242,14 +242,14 @@ class BackwardPass:
         shape, k, product = self.shape, self.shape.growth, _fitting(BACKWARD[self.buffer.dtype], self.shape.columns)
         channels = shape.channels_before(layer)
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
-        outgoing[(_tiles(shape.pixels, PIXELS),)](
+        outgoing[(_tiles(shape.pixels, 16),)](
             self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, self._views, drop.key, drop.layer,
             shape.pixels, channels // shape.unit, shape.stride, SIDE=shape.side,
             UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
-            PIXELS=PIXELS,
+            PIXELS=16,
         )  # fmt: skip
         columns = _tiles(channels, product.channels)
-        each, ranges = self._ranges(product.pixels, product.programs, columns)
+        each, ranges = self._ranges(product.pixels, 1, columns)
         weight_sums = self._means.new_empty(ranges, 9 * k, channels)
         sums = self._means.new_empty(ranges, 2, channels)
         layer_backward[(columns, ranges)](
