@@ -110,10 +110,10 @@ def test_a_densenet_on_a_gpu_is_timed_with_fused_blocks_and_without(monkeypatch)
     recipe = replace(RECIPE, network="densenet40")
     found = dict(bench.compare(recipe, None, "cuda", 8, 60.0, loops=False))
     assert found == {
-        "engine, one run": 20.0,
-        "engine, a pack of 8": 30.0,
-        "engine, one run, blocks fused": 200.0,
-        "engine, a pack of 8, blocks fused": 300.0,
+        "engine without fused blocks, one run": 20.0,
+        "engine without fused blocks, a pack of 8": 30.0,
+        "engine, one run": 200.0,
+        "engine, a pack of 8": 300.0,
     }
     assert len(dict(bench.compare(recipe, None, "cpu", 8, 60.0, loops=False))) == 2
     assert len(dict(bench.compare(RECIPE, None, "cuda", 8, 60.0, loops=False))) == 2

@@ -88,14 +88,14 @@ def head(*, classes, channels):
 
 def dense(*, classes, channels, dropout=0.0):
     """Of blocks that a GPU compiles."""
-    return densenet(depth=7, growth=4, classes=classes, channels=channels, dropout=dropout)
+    network = densenet(depth=7, growth=4, classes=classes, channels=channels, dropout=dropout)
+    network.fused = False
+    return network
 
 
 def fused(*, classes, channels, dropout=0.0):
     """Of dense blocks that are computed as one on a GPU that can."""
-    network = densenet(depth=10, growth=12, classes=classes, channels=channels, dropout=dropout)
-    network.fused = True
-    return network
+    return densenet(depth=10, growth=12, classes=classes, channels=channels, dropout=dropout)
 
 
 def residual(*, classes, channels, dropout=0.0):

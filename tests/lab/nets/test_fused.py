@@ -161,7 +161,8 @@ FULL = [(64, 32, 24), (64, 16, 24), (64, 8, 24), (64, 32, 12), (64, 8, 12)]  # t
 @pytest.mark.parametrize(("images", "side", "growth"), FULL)
 def test_at_full_size_the_error_in_bfloat16_is_that_of_the_plain_modules(images, side, growth):
     block = Block(64, growth, 3).cuda().to(memory_format=torch.channels_last)
-    x, upstream = (torch.randn(images, c, side, side, device="cuda") for c in (64, 64 + 3 * growth))
+    shapes = [(images, channels, side, side) for channels in (64, 64 + 3 * growth)]
+    x, upstream = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
     exact, plain = copy.deepcopy(block).double(), copy.deepcopy(block)
     expected = outcome(exact, lambda x: exact(x, 1), x.double(), upstream.double())
     with torch.autocast("cuda", torch.bfloat16):
@@ -299,9 +300,7 @@ def test_in_bfloat16_the_error_is_that_of_the_plain_modules(dropout):
 
 def small(dropout=0.0):
     torch.manual_seed(3)
-    network = keyed(densenet(depth=10, growth=12, classes=5, dropout=dropout))
-    network.fused = True
-    return network
+    return keyed(densenet(depth=10, growth=12, classes=5, dropout=dropout))
 
 
 @here
@@ -368,6 +367,6 @@ def test_the_plain_way_is_taken_where_the_kernels_would_be_wrong():
 def test_without_a_gpu_triton_is_not_even_imported():
     code = (
         "import sys, torch; from snapens.lab.nets import build; network = build('densenet40', classes=3)\n"
-        "network.fused = True; network(torch.ones(2, 3, 8, 8)); assert 'triton' not in sys.modules"
+        "network(torch.ones(2, 3, 8, 8)); assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

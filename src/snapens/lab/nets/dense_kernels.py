@@ -9,7 +9,8 @@ the values as rounded, after dropout), and serve every later BatchNorm of the bl
 
 Forward
     take_in             copies the block's input into the first columns, with statistics of each tile of pixels.
-    combine_statistics  makes mean and 1 / deviation of a channel from those of its tiles, in a fixed order.
+    prepare             mean and 1 / deviation of each new channel, from those of its tiles in a fixed order; a layer's
+                        norm as factor and offset; its weights in the order in which `taps` reads them.
     taps                normalises, takes the ReLU and multiplies by the weights of all nine taps of the convolution at
                         once: (P, c) @ (c, 9 k). Every activation is read and normalised once, not nine times.
     gather              adds up the nine products that meet at a pixel: the layer's k new columns; drops; statistics.
@@ -22,22 +23,31 @@ z: so g is summed up over the norms, and corrected once, when the channel's grad
 matrix like the buffer, *arriving*; the two means follow from the norms' own gradients, as their sums over the scales:
 P mean(g) = sum of scale x (gradient of shift), P mean(g z) = sum of scale x (gradient of scale).
     close_backward      begins the sums, with the gradient of the closing norm.
-    outgoing            the corrected gradient of a layer's k columns, dropout behind it, as images with a rim of zeros.
-    layer_backward      for a tile of channels and a range of pixels: the nine shifted views of those images, side by
-                        side, are a matrix (pixels, 9 k), read in place thanks to the rim. Times the weights, it is the
-                        gradient of the activations, which goes into the sums; its transpose times the activations,
-                        normalised anew, is the gradient of the weights.
+    outgoing            the corrected gradient of a layer's k columns, dropout behind it, nine times over, each shifted
+                        as a tap of the convolution sees it: *views*, (P, 9 k).
+    layer_backward      for a tile of channels and a range of pixels: views times the weights is the gradient of the
+                        activations, which goes into the sums; its transpose times the activations, normalised anew, is
+                        the gradient of the weights.
     combine             adds up what the ranges of pixels found, in a fixed order.
     incoming            the corrected gradient of the block's input.
 
-There are no atomic operations: the same input gives the same bits. Activations are rounded to the buffer's type before
-they are multiplied, as the plain module does; sums and statistics are float32. Pointers come first in the signatures,
-then numbers, then what a kernel is compiled for. `UNIT` divides every number of channels: the compiler then knows how
-wide it may load, whatever the layer, without a program for each.
+What feeds a product is moved by the GPU's copy engine (`load`, `store` and `atomic_add` of tensor descriptors): beyond
+the columns that a matrix has at that layer it reads zeros and writes nothing. No element is added to twice in a launch,
+so the same input gives the same bits. Activations are rounded to the buffer's type before they are multiplied, as the
+plain module does; sums and statistics are float32. Pointers come first in the signatures, then numbers, then what a
+kernel is compiled for. `UNIT` divides every number of channels: the compiler then knows how wide it may load, whatever
+the layer, without a program for each.
 """
 
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+def matrix(tensor: Tensor, columns: int, *block: int) -> TensorDescriptor:
+    """The first columns of a matrix, for the copy engine: it moves blocks of this shape."""
+    return TensorDescriptor(tensor, [len(tensor), columns], [tensor.stride(0), 1], [*block])
 
 
 @triton.jit

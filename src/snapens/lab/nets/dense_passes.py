@@ -155,16 +155,16 @@ class ForwardPass:
 
     def layer(self, layer: int, norm: Norm, weight: Tensor, drop: Drop | None) -> None:
         """Norm, ReLU, convolution and dropout of one layer; `weight` (growth, channels, 3, 3) is channels last."""
-        from .dense_kernels import gather, taps
+        from .dense_kernels import gather, matrix, taps
 
         shape, product = self.shape, self._product
         channels, k = shape.channels_before(layer), shape.growth
         self._prepare(norm, channels, weight)
         columns = shape.columns // product.parts
         taps[(_tiles(shape.pixels, product.pixels), _tiles(9 * k, columns))](
-            _matrix(self.buffer, channels, product.pixels, product.channels),
-            _matrix(self._arranged, channels, columns, product.channels), *self._linear,
-            _matrix(self._tapped, 9 * k, product.pixels, columns), channels, COLUMNS=columns, PRECISION=precision(),
+            matrix(self.buffer, channels, product.pixels, product.channels),
+            matrix(self._arranged, channels, columns, product.channels), *self._linear,
+            matrix(self._tapped, 9 * k, product.pixels, columns), channels, COLUMNS=columns, PRECISION=precision(),
             PIXELS=product.pixels, CHANNELS=product.channels, num_warps=product.warps, num_stages=product.stages,
         )  # fmt: skip
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
@@ -237,7 +237,7 @@ class BackwardPass:
 
     def layer(self, layer: int, norm: Norm, weight: Tensor, drop: Drop | None) -> list[Tensor]:
         """The gradients of a layer's scale, shift and weight."""
-        from .dense_kernels import layer_backward, outgoing
+        from .dense_kernels import layer_backward, matrix, outgoing
 
         shape, k, product = self.shape, self.shape.growth, _fitting(BACKWARD[self.buffer.dtype], self.shape.columns)
         channels = shape.channels_before(layer)
@@ -253,9 +253,9 @@ class BackwardPass:
         weight_sums = self._means.new_empty(ranges, 9 * k, channels)
         sums = self._means.new_empty(ranges, 2, channels)
         layer_backward[(columns, ranges)](
-            _matrix(self.buffer, channels, product.pixels, product.channels),
-            _matrix(self._arriving, channels, product.pixels, product.channels),
-            _matrix(self._views, 9 * k, product.pixels, shape.columns),
+            matrix(self.buffer, channels, product.pixels, product.channels),
+            matrix(self._arriving, channels, product.pixels, product.channels),
+            matrix(self._views, 9 * k, product.pixels, shape.columns),
             weight, *norm, weight_sums, sums, shape.pixels, channels // shape.unit, each,
             UNIT=shape.unit, GROWTH=k, COLUMNS=shape.columns, PRECISION=precision(),
             PIXELS=product.pixels, CHANNELS=product.channels, STAGES=product.stages, num_warps=product.warps,
@@ -302,13 +302,6 @@ class BackwardPass:
 
 def _fitting(tiles: dict[int, T], columns: int) -> T:
     return tiles[min(most for most in tiles if columns <= most)]
-
-
-def _matrix(tensor: Tensor, columns: int, *block: int) -> Any:
-    """The first columns of a matrix, for the GPU's copy engine: beyond them it reads zeros and writes nothing."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(tensor, [len(tensor), columns], [tensor.stride(0), 1], [*block])
 
 
 def precision() -> str:

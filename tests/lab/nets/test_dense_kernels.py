@@ -1,0 +1,81 @@
+"""The kernels of a dense block are compiled for a GPU of the H100's kind, as the passes launch them; none is needed.
+
+What the interpreter accepts, the compiler may refuse, and a tile that does not fit is found out only by compiling.
+"""
+
+import inspect
+
+import pytest
+import torch
+
+from snapens.lab.nets import dense_passes, fused
+from snapens.lab.nets.densenet import Layer
+from snapens.lab.nets.dropout import keyed
+
+triton = pytest.importorskip("triton")
+nvidia = pytest.importorskip("triton.backends.nvidia.compiler")
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64"}
+
+
+def described(argument):
+    """How a kernel's signature calls an argument, and whether 16 divides it."""
+    if isinstance(argument, torch.Tensor):
+        return f"*{TYPES[argument.dtype]}", argument.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return "i32", argument % 16 == 0
+    if isinstance(argument, float):
+        return "fp32", False
+    block = ", ".join(map(str, argument.block_shape))
+    return f"tensordesc<{TYPES[argument.base.dtype]}[{block}]>", False
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Instead of being launched, a kernel is compiled, and kept by name."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    kept, sources = {}, set()
+
+    def run(self, *arguments, grid, warmup, num_warps=4, num_stages=3, **constants):
+        found = inspect.signature(self.fn).bind(*arguments, **constants).arguments
+        names = list(found)
+        kinds = {name: described(value) for name, value in found.items() if name not in constants}
+        free = {self.arg_names[i] if isinstance(i, int) else i for i in self.do_not_specialize or ()}
+        aligned = [name for name, (_, is_aligned) in kinds.items() if is_aligned and name not in free]
+        source = ASTSource(
+            self,
+            {name: "constexpr" if name in constants else kinds[name][0] for name in names},
+            {(names.index(name),): value for name, value in constants.items()},
+            {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+        )
+        if (key := f"{source.hash()} {num_warps} {num_stages}") not in sources:
+            sources.add(key)
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+            kept.setdefault(self.fn.__name__, []).append(kernel)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(dense_passes, "processors", lambda device: 132)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("growth", "side", "dropout"), [(24, 32, 0), (24, 16, 0), (24, 8, 0.2), (12, 32, 0), (12, 8, 0)]
+)
+def test_a_training_step_compiles_for_a_gpu(compiled, growth, side, dropout):
+    layers = keyed(torch.nn.ModuleList(Layer(16 + growth * i, growth, dropout) for i in range(2)))
+    closing = torch.nn.BatchNorm2d(16 + 2 * growth)
+    x = torch.zeros(64, 16, side, side, dtype=torch.bfloat16, requires_grad=True)
+    for layer in layers:
+        layer.conv.bfloat16()
+    fused.dense_block(x, layers, closing, 2).sum().backward()
+    assert {*compiled} == {
+        *("take_in", "prepare", "taps", "gather", "close"),
+        *("close_backward", "outgoing", "layer_backward", "combine", "incoming"),
+    }
+    for kernel in (kernel for kernels in compiled.values() for kernel in kernels):
+        assert kernel.metadata.shared <= dense_passes.SHARED_BYTES
+    for product in [*compiled["taps"], *compiled["layer_backward"]]:
+        assert "wgmma" in product.asm["ptx"]
