@@ -4,11 +4,13 @@ The interpreter must be asked for before Triton is first imported, so these test
 """
 
 import copy
+import importlib.util
 import os
 import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -370,3 +372,22 @@ def test_without_a_gpu_triton_is_not_even_imported():
         "network(torch.ones(2, 3, 8, 8)); assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("major", "shared", "module", "able"),
+    [
+        (9, 232_448, "triton.tools.tensor_descriptor", True),
+        (8, 232_448, "triton.tools.tensor_descriptor", False),
+        (9, 101_376, "triton.tools.tensor_descriptor", False),
+        (9, 232_448, "triton.tools.what_older_ones_do_not_have", False),
+        (9, 232_448, "no_triton.tools.tensor_descriptor", False),
+    ],
+)
+def test_which_gpus_and_tritons_will_do(monkeypatch, major, shared, module, able):
+    found = SimpleNamespace(major=major, shared_memory_per_block_optin=shared)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(torch.version, "hip", None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find(module))
+    assert fused._can_run.__wrapped__(torch.device("cuda")) is able

@@ -142,12 +142,18 @@ def _can_stand_in(module: nn.Module) -> bool:
 
 @cache
 def _can_run(device: torch.device) -> bool:
-    """On a GPU with shared memory enough for the tiles (from the H100 on), or in Triton's interpreter."""
-    if importlib.util.find_spec("triton") is None:
+    """From the H100 on, given shared memory enough for the tiles, or in Triton's interpreter; from Triton 3.4 on."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        shared = getattr(properties, "shared_memory_per_block_optin", 0)
+        if torch.version.hip or properties.major < 9 or shared < SHARED_BYTES:
+            return False
+    elif os.environ.get("TRITON_INTERPRET") != "1":
         return False
-    if device.type != "cuda":
-        return os.environ.get("TRITON_INTERPRET") == "1"
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= SHARED_BYTES
+    try:
+        return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _precision(x: Tensor) -> torch.dtype:
