@@ -1,4 +1,6 @@
-"""Triton's interpreter (3.6), made fit for NumPy 2.4 and for bfloat16, which NumPy does not have."""
+"""Triton's interpreter (3.6 to 3.9), made fit for NumPy 2.4 and for bfloat16, which NumPy does not have."""
+
+from inspect import signature
 
 import numpy as np
 
@@ -42,8 +44,9 @@ def repair():
         return multiply(self, a, b, d, *options)
 
     def create_descriptor_reduce(self, kind, descriptor, value, indices):
-        """Of sums, on which alone there is nothing in the interpreter; bfloat16 is rounded after the addition."""
-        before = self.create_descriptor_load(descriptor, indices, None, None).data
+        """An addition, the only one that is used; the interpreter has none. bfloat16 is rounded after it."""
+        policies = len(signature(self.create_descriptor_load).parameters) - 2  # two in 3.6, one in 3.9
+        before = self.create_descriptor_load(descriptor, indices, *[None] * policies).data
         if value.dtype.scalar == tl.bfloat16:
             total = rounded(widened(before) + widened(value.data))
         else:

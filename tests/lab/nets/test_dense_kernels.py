@@ -52,7 +52,7 @@ def compiled(monkeypatch):
         )
         if (key := f"{source.hash()} {num_warps} {num_stages}") not in sources:
             sources.add(key)
-            options = {"num_warps": num_warps, "num_stages": num_stages}
+            options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
             kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
             kept.setdefault(self.fn.__name__, []).append(kernel)
 
