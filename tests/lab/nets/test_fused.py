@@ -4,11 +4,11 @@ The interpreter must be asked for before Triton is first imported, so these test
 """
 
 import copy
-import importlib.util
 import os
 import subprocess
 import sys
 from collections import OrderedDict
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,10 +25,12 @@ pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 here = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device")
+can_run = fused._can_run
 if INTERPRETED:
     from interpreter import repair
 
     repair()
+    fused._can_run = lambda device: True
 # the interpreter computes with what it will throw away
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -374,20 +376,94 @@ def test_without_a_gpu_triton_is_not_even_imported():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def circular(network):
+    network.blocks[0].conv.padding_mode = "circular"
+
+
+def biased(network):
+    conv = network.blocks[0].conv
+    conv.bias = nn.Parameter(torch.ones(conv.out_channels))
+
+
+def max_pooling(network):
+    network.head[2] = nn.AdaptiveMaxPool2d(1)
+
+
+def longer_head(network):
+    network.head.append(nn.LogSoftmax(1))
+
+
+def no_head(network):
+    network.head = nn.Identity()
+
+
+def wrapped(network):
+    network.blocks[0] = nn.Sequential(network.blocks[0])
+
+
+def whole_channels_dropped(network):
+    network.blocks[0].dropout = nn.Dropout2d(0.5)
+
+
+def other_norm(network):
+    network.blocks[0].norm = nn.InstanceNorm2d(16, affine=True)
+
+
+def two_transitions(network):
+    network.blocks.insert(3, network.blocks[2])
+
+
+def strided_transition(network):
+    network.blocks[2].conv.stride = (2, 2)
+
+
+def no_dropout(network):
+    network.blocks[2].dropout = nn.Identity()
+
+
+@here
 @pytest.mark.parametrize(
-    ("major", "shared", "module", "able"),
+    "change",
+    [circular, biased, max_pooling, longer_head, no_head, wrapped, whole_channels_dropped, other_norm,
+     two_transitions, strided_transition, no_dropout],
+)  # fmt: skip
+def test_a_network_that_was_changed_is_left_to_its_modules(change):
+    network = densenet(depth=10, growth=12, classes=5)
+    images = torch.randn(4, 3, 16, 16, device=DEVICE)
+    assert fused.possible(network.to(DEVICE), images)
+    change(network.cpu())
+    assert not fused.possible(network.to(DEVICE), images)
+
+
+@here
+@pytest.mark.filterwarnings("ignore")  # tracing is deprecated, and says so
+def test_a_trace_is_one_of_the_modules():
+    network, images = small().to(DEVICE).eval(), torch.randn(2, 3, 8, 8, device=DEVICE)
+    with torch.no_grad():
+        traced = torch.jit.trace(network, images)
+        network.fused = False
+        assert traced(images).equal(network(images))
+
+
+@pytest.mark.parametrize(
+    ("major", "shared", "triton", "able"),
     [
-        (9, 232_448, "triton.tools.tensor_descriptor", True),
-        (8, 232_448, "triton.tools.tensor_descriptor", False),
-        (9, 101_376, "triton.tools.tensor_descriptor", False),
-        (9, 232_448, "triton.tools.what_older_ones_do_not_have", False),
-        (9, 232_448, "no_triton.tools.tensor_descriptor", False),
+        (9, 232_448, "3.5.0", True),
+        (10, 232_448, "3.10.1", True),
+        (8, 232_448, "3.5.0", False),
+        (9, 101_376, "3.5.0", False),
+        (9, 232_448, "3.4.1", False),
+        (9, 232_448, None, False),
     ],
 )
-def test_which_gpus_and_tritons_will_do(monkeypatch, major, shared, module, able):
+def test_which_gpus_and_tritons_will_do(monkeypatch, major, shared, triton, able):
+    def version(name):
+        if triton is None:
+            raise PackageNotFoundError(name)
+        return triton
+
     found = SimpleNamespace(major=major, shared_memory_per_block_optin=shared)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    monkeypatch.setattr(torch.version, "hip", None)
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find(module))
-    assert fused._can_run.__wrapped__(torch.device("cuda")) is able
+    monkeypatch.setattr(fused, "version", version)
+    assert can_run.__wrapped__(torch.device("cuda")) is able
+    assert not can_run.__wrapped__(torch.device("cpu"))

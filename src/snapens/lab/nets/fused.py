@@ -4,11 +4,10 @@ The numbers are those of the plain modules up to rounding, and the state is the 
 of all its feature maps for its backward pass, and nothing else of that size.
 """
 
-import importlib.util
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,7 @@ from .dense_passes import FORWARD, SHARED_BYTES, WIDEST, BackwardPass, Drop, For
 from .dropout import KeyedDropout
 
 if TYPE_CHECKING:
-    from .densenet import Layer
+    from .densenet import DenseNet, Layer
 
 
 def dense_block(x: Tensor, layers: "Sequence[Layer]", closing: nn.BatchNorm2d, factor: int) -> Tensor:
@@ -116,44 +115,81 @@ def _follow(norms: Sequence[nn.BatchNorm2d], statistics: Tensor) -> None:
         torch._foreach_add_(counts, 1)
 
 
-def possible(network: nn.Module, images: Tensor) -> bool:
+def possible(network: "DenseNet", images: Tensor) -> bool:
     """Whether the kernels can stand in for the modules of a DenseNet, in the state that these are in."""
-    if torch.compiler.is_compiling() or not _can_run(images.device):
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not _can_run(images.device):
         return False
     if images.dim() != 4 or images.shape[2] != images.shape[3] or _precision(images) not in FORWARD:
         return False
-    training = network.training
-    if torch._C._are_functorch_transforms_active() or len(images) < (2 if training else 1):
+    if torch._C._are_functorch_transforms_active() or len(images) < (2 if network.training else 1):
         return False
-    if not training and torch.is_grad_enabled():  # in eval mode there is no backward pass
+    if not network.training and torch.is_grad_enabled():  # in eval mode there is no backward pass
         return False
-    norms = {(norm.momentum, norm.eps) for norm in network.modules() if isinstance(norm, nn.BatchNorm2d)}
-    return len(norms) == 1 and all(m.training == training and _can_stand_in(m) for m in network.modules())
+    return _is_as_built(network)
 
 
-def _can_stand_in(module: nn.Module) -> bool:
-    if isinstance(module, nn.BatchNorm2d):
-        tracked = module.running_mean is not None and module.running_mean.dtype == torch.float32
-        return module.affine and module.weight.dtype == torch.float32 and tracked and module.momentum is not None
-    if isinstance(module, nn.Conv2d):
-        return module.kernel_size != (3, 3) or 9 * module.out_channels <= WIDEST
-    return not (isinstance(module, nn.Dropout) and module.training and module.p)  # whose masks no kernel knows
+def _is_as_built(network: "DenseNet") -> bool:
+    """Whether all that the kernels take for granted is still as `densenet` made it."""
+    from .densenet import Layer, Transition
+
+    head = [*network.head] if isinstance(network.head, nn.Sequential) else []
+    if [type(module) for module in head] != [nn.BatchNorm2d, nn.ReLU, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]:
+        return False
+    norms, growths, layers = [head[0]], set(), 0
+    for block in network.blocks:
+        if type(block) is Layer:
+            if not (_is_convolution(block.conv, 3) and _can_drop(block.dropout, network.training)):
+                return False
+            growths.add(block.conv.out_channels)
+            layers += 1
+        elif type(block) is Transition and layers:
+            if not (_is_convolution(block.conv, 1) and type(block.dropout) in (nn.Dropout, KeyedDropout)):
+                return False
+            layers = 0
+        else:
+            return False
+        norms.append(block.norm)
+    if not layers or len(growths) != 1 or 9 * max(growths) > WIDEST or head[2].output_size not in (1, (1, 1)):
+        return False
+    kinds = {(norm.momentum, norm.eps, norm.training) for norm in norms}
+    return len(kinds) == 1 and norms[0].training == network.training and all(map(_is_tracked, norms))
+
+
+def _is_convolution(conv: nn.Module, side: int) -> bool:
+    padding = side // 2
+    return (
+        type(conv) is nn.Conv2d
+        and (conv.kernel_size, conv.padding, conv.padding_mode) == ((side, side), (padding, padding), "zeros")
+        and (conv.stride, conv.dilation, conv.groups, conv.bias) == ((1, 1), (1, 1), 1, None)
+    )
+
+
+def _can_drop(dropout: nn.Module, training: bool) -> bool:
+    """An `nn.Dropout`'s masks are known to no kernel."""
+    if dropout.training != training:
+        return False
+    return type(dropout) is KeyedDropout or (type(dropout) is nn.Dropout and not (training and dropout.p))
+
+
+def _is_tracked(norm: nn.Module) -> bool:
+    if type(norm) is not nn.BatchNorm2d or norm.running_mean is None or norm.momentum is None:
+        return False
+    return norm.affine and norm.weight.dtype == norm.running_mean.dtype == torch.float32
 
 
 @cache
 def _can_run(device: torch.device) -> bool:
-    """From the H100 on, given shared memory enough for the tiles, or in Triton's interpreter; from Triton 3.4 on."""
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        shared = getattr(properties, "shared_memory_per_block_optin", 0)
-        if torch.version.hip or properties.major < 9 or shared < SHARED_BYTES:
-            return False
-    elif os.environ.get("TRITON_INTERPRET") != "1":
+    """From the H100 on, given shared memory enough for the tiles, and with Triton 3.5 or later."""
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major < 9 or getattr(properties, "shared_memory_per_block_optin", 0) < SHARED_BYTES:
         return False
     try:
-        return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
-    except ModuleNotFoundError:
+        major, minor = version("triton").split(".")[:2]
+    except PackageNotFoundError:
         return False
+    return (int(major), int(minor)) >= (3, 5)
 
 
 def _precision(x: Tensor) -> torch.dtype:
