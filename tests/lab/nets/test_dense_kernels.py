@@ -61,21 +61,42 @@ def compiled(monkeypatch):
     return kept
 
 
-@pytest.mark.parametrize(
-    ("growth", "side", "dropout"), [(24, 32, 0), (24, 16, 0), (24, 8, 0.2), (12, 32, 0), (12, 8, 0)]
-)
-def test_a_training_step_compiles_for_a_gpu(compiled, growth, side, dropout):
+FORWARD = {"take_in", "prepare", "taps", "gather", "close"}
+BACKWARD = {"close_backward", "outgoing", "layer_backward", "combine", "incoming"}
+
+
+def block(growth, dropout=0.0, dtype=torch.bfloat16):
     layers = keyed(torch.nn.ModuleList(Layer(16 + growth * i, growth, dropout) for i in range(2)))
-    closing = torch.nn.BatchNorm2d(16 + 2 * growth)
-    x = torch.zeros(64, 16, side, side, dtype=torch.bfloat16, requires_grad=True)
     for layer in layers:
-        layer.conv.bfloat16()
-    fused.dense_block(x, layers, closing, 2).sum().backward()
-    assert {*compiled} == {
-        *("take_in", "prepare", "taps", "gather", "close"),
-        *("close_backward", "outgoing", "layer_backward", "combine", "incoming"),
-    }
+        layer.conv.to(dtype)
+    return layers, torch.nn.BatchNorm2d(16 + 2 * growth)
+
+
+@pytest.mark.parametrize(
+    ("growth", "side", "dropout", "dtype"),
+    [
+        (24, 32, 0, torch.bfloat16),
+        (24, 16, 0, torch.bfloat16),
+        (24, 8, 0.2, torch.bfloat16),
+        (12, 32, 0, torch.bfloat16),
+        (12, 8, 0, torch.bfloat16),
+        (28, 8, 0, torch.bfloat16),
+        (24, 8, 0, torch.float32),
+        (5, 8, 0, torch.float32),
+    ],
+)
+def test_a_training_step_compiles_for_a_gpu(compiled, growth, side, dropout, dtype):
+    x = torch.zeros(64, 16, side, side, dtype=dtype, requires_grad=True)
+    fused.dense_block(x, *block(growth, dropout, dtype), 2).sum().backward()
+    assert {*compiled} == FORWARD | BACKWARD
     for kernel in (kernel for kernels in compiled.values() for kernel in kernels):
         assert kernel.metadata.shared <= dense_passes.SHARED_BYTES
     for product in [*compiled["taps"], *compiled["layer_backward"]]:
         assert "wgmma" in product.asm["ptx"]
+
+
+def test_evaluation_compiles_for_a_gpu(compiled):
+    layers, closing = block(12)
+    with torch.no_grad():
+        fused.dense_block(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), layers.eval(), closing.eval(), 8)
+    assert {*compiled} == FORWARD

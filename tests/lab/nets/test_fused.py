@@ -282,24 +282,42 @@ def as_autocast(block, x, factor):
 
 
 @here
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_in_bfloat16_the_error_is_that_of_the_plain_modules(dropout):
+@pytest.mark.parametrize(("dropout", "factor"), [(0.0, 2), (0.2, 2), (0.0, 6)])
+def test_in_bfloat16_the_error_is_that_of_the_plain_modules(dropout, factor):
     block = Block(16, 12, 4, dropout)
     for layer in block.layers:
         layer.conv.weight.data = layer.conv.weight.data.bfloat16().float()
-    x, upstream = torch.randn(4, 16, 6, 6).bfloat16(), torch.randn(4, 64, 3, 3).bfloat16()
+    side = 6 // factor
+    x, upstream = torch.randn(4, 16, 6, 6).bfloat16(), torch.randn(4, 64, side, side).bfloat16()
     exact, emulated = copy.deepcopy(block).double(), copy.deepcopy(block).double()
-    expected = outcome(exact, lambda x: exact(x, 2), x.double(), upstream.double())
-    plain = outcome(emulated, lambda x: as_autocast(emulated, x, 2), x.double(), upstream.double())
+    expected = outcome(exact, lambda x: exact(x, factor), x.double(), upstream.double())
+    plain = outcome(emulated, lambda x: as_autocast(emulated, x, factor), x.double(), upstream.double())
     block.to(DEVICE)
     for layer in block.layers:  # as in the twin of a network
         layer.conv.bfloat16()
-    compute = lambda x: fused.dense_block(x, block.layers, block.norm, 2)  # noqa: E731
+    compute = lambda x: fused.dense_block(x, block.layers, block.norm, factor)  # noqa: E731
     found = outcome(block, compute, x.to(DEVICE), upstream.to(DEVICE))
     assert found["out"].dtype == found["d x"].dtype == found["d layers.0.conv.weight"].dtype == torch.bfloat16
     assert found["d norm.weight"].dtype == torch.float32
     ours, theirs = errors_by_kind(found, expected), errors_by_kind(plain, expected)
     assert all(ours[kind] <= 1.5 * theirs[kind] for kind in KINDS), (ours, theirs)
+
+
+@here
+def test_what_comes_back_through_norms_has_no_mean_in_bfloat16_either():
+    """Where an image has one gradient for all pixels, rounding it does not average out."""
+    torch.manual_seed(3)
+    block = Block(32, 12, 2)
+    for module in block.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.bias.data = 2.5 * torch.randn_like(module.bias).sign()
+    for layer in block.layers:
+        layer.conv.bfloat16()
+    block.to(DEVICE)
+    x, upstream = (torch.randn(4, c, s, s, device=DEVICE).bfloat16() for c, s in ((32, 8), (56, 1)))
+    gradient = outcome(block, lambda x: fused.dense_block(x, block.layers, block.norm, 8), x, upstream)["d x"].float()
+    mean, size = gradient.mean((0, 2, 3)).abs(), gradient.square().mean((0, 2, 3)).sqrt()
+    assert (mean < 0.002 * size).all()
 
 
 def small(dropout=0.0):

@@ -22,7 +22,8 @@ gradient of the norm's output times its scale, behind the ReLU. It is linear in 
 z: so g is summed up over the norms, and corrected once, when the channel's gradient is needed. These sums form a
 matrix like the buffer, *arriving*; the two means follow from the norms' own gradients, as their sums over the scales:
 P mean(g) = sum of scale x (gradient of shift), P mean(g z) = sum of scale x (gradient of scale).
-    close_backward      begins the sums, with the gradient of the closing norm.
+    close_backward      begins the sums, with the gradient of the closing norm. It may be the same at all pixels of an
+                        image, and so is its rounding: the two means begin with it as rounded.
     outgoing            the corrected gradient of a layer's k columns, dropout behind it, nine times over, each shifted
                         as a tap of the convolution sees it: *views*, (P, 9 k).
     layer_backward      for a tile of channels and a range of pixels: views times the weights is the gradient of the
@@ -249,7 +250,10 @@ def close_backward(
     buffer, gradient, arriving, scale, shift, mean, rstd, sums, pixels, units, stride, side, factor, pixels_per_range,
     UNIT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Begin `arriving` with what comes through the closing norm; its gradients by range: (ranges, 2, channels)."""
+    """Begin `arriving` with what comes through the closing norm.
+
+    By range, (ranges, 4, channels): the gradients of shift and scale, and the sums of what arrives, alone and times z.
+    """
     channels = units * UNIT
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels
@@ -260,6 +264,8 @@ def close_backward(
     width = side // factor
     to_shift = tl.zeros((PIXELS, CHANNELS), tl.float32)
     to_scale = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    arrived = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    arrived_z = tl.zeros((PIXELS, CHANNELS), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
     for start in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=3):
         p = start + tl.arange(0, PIXELS)
@@ -270,12 +276,17 @@ def close_backward(
         z = (tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) - centre) * slope
         g = tl.load(gradient + o.to(tl.int64)[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
         g = tl.where(z * gain + offset <= 0, 0.0, g / (factor * factor))
-        tl.store(arriving + at, (g * gain).to(arriving.dtype.element_ty), mask=inside)
+        rounded = (g * gain).to(arriving.dtype.element_ty)
+        tl.store(arriving + at, rounded, mask=inside)
         to_shift += g
         to_scale += g * z
-    at = sums + tl.program_id(1) * 2 * channels + c
+        arrived += rounded.to(tl.float32)
+        arrived_z += rounded.to(tl.float32) * z
+    at = sums + tl.program_id(1) * 4 * channels + c
     tl.store(at, tl.sum(to_shift, 0), mask=there)
     tl.store(at + channels, tl.sum(to_scale, 0), mask=there)
+    tl.store(at + 2 * channels, tl.sum(arrived, 0), mask=there)
+    tl.store(at + 3 * channels, tl.sum(arrived_z, 0), mask=there)
 
 
 @triton.jit
@@ -321,7 +332,7 @@ def layer_backward(
     UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add to `arriving`; gradients by range: of weights (ranges, 9 k, channels), of shift and scale as above."""
+    """Add to `arriving`; gradients by range: of weights (ranges, 9 k, channels), of the norm (ranges, 2, channels)."""
     channels = units * UNIT
     c0 = tl.program_id(0) * CHANNELS
     c = c0 + tl.arange(0, CHANNELS)
@@ -387,18 +398,20 @@ def combine(
     else:
         c = (tl.program_id(0) - programs) * ELEMENTS + tl.arange(0, ELEMENTS)
         there = c < channels
-        shift_total = added_up(sums, c, there, 2 * channels, ranges, RANGES, ELEMENTS)
-        scale_total = added_up(sums + channels, c, there, 2 * channels, ranges, RANGES, ELEMENTS)
+        length = (2 if ROWS else 4) * channels
+        shift_total = added_up(sums, c, there, length, ranges, RANGES, ELEMENTS)
+        scale_total = added_up(sums + channels, c, there, length, ranges, RANGES, ELEMENTS)
         tl.store(to_shift + c, shift_total, mask=there)
         tl.store(to_scale + c, scale_total, mask=there)
-        gain = tl.load(scale + c, mask=there, other=0.0)
-        shift_total *= gain
-        scale_total *= gain
-        if ROWS:  # the closing norm, which has no weights, comes first: it begins these sums
-            shift_total += tl.load(sum_g + c, mask=there, other=0.0)
-            scale_total += tl.load(sum_gz + c, mask=there, other=0.0)
-        tl.store(sum_g + c, shift_total, mask=there)
-        tl.store(sum_gz + c, scale_total, mask=there)
+        if ROWS:
+            gain = tl.load(scale + c, mask=there, other=0.0)
+            total_g = tl.load(sum_g + c, mask=there, other=0.0) + gain * shift_total
+            total_gz = tl.load(sum_gz + c, mask=there, other=0.0) + gain * scale_total
+        else:  # the closing norm, which has no weights, comes first
+            total_g = added_up(sums + 2 * channels, c, there, length, ranges, RANGES, ELEMENTS)
+            total_gz = added_up(sums + 3 * channels, c, there, length, ranges, RANGES, ELEMENTS)
+        tl.store(sum_g + c, total_g, mask=there)
+        tl.store(sum_gz + c, total_gz, mask=there)
 
 
 @triton.jit(do_not_specialize=["units"])

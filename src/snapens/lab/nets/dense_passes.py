@@ -127,20 +127,22 @@ class ForwardPass:
     """
 
     def __init__(self, x: Tensor, shape: Shape, statistics: Tensor | None, eps: float) -> None:
-        self.shape, self.statistics, self.eps = shape, statistics, eps
+        self.shape, self.eps = shape, eps
+        self.statistics = None if statistics is None else statistics.unbind()
         self.buffer = x.new_empty(shape.pixels, shape.stride)
-        # float16 is finer than the bfloat16 that the sum of nine is rounded to
+        # float16 is finer than the bfloat16 that the sum of nine is rounded to, but ends at 65,504
         kind = torch.float16 if x.dtype == torch.bfloat16 else torch.float32
         self._tapped = x.new_empty(shape.pixels, shape.width, dtype=kind)
         self._arranged = x.new_empty(9 * shape.growth, shape.stride)
-        self._linear = x.new_empty(2, shape.stride, dtype=torch.float32)  # a norm as factor and offset
+        self._linear = x.new_empty(2, shape.stride, dtype=torch.float32).unbind()  # a norm as factor and offset
         self._tiles = _tiles(shape.pixels, shape.tile)
         partial = max(shape.inputs, shape.growth) * self._tiles if statistics is not None else 1
-        self._partial = x.new_empty(2, partial, dtype=torch.float32)
+        self._partial = x.new_empty(2, partial, dtype=torch.float32).unbind()
         for tile in _fitting(FORWARD[x.dtype], shape.columns):
             self._product = tile
             if _tiles(shape.pixels, tile.pixels) * tile.parts > 0.9 * processors(x.device):
                 break
+        self._known = 0  # channels whose statistics are combined
         self._take_in(x)
 
     def _take_in(self, x: Tensor) -> None:
@@ -151,7 +153,6 @@ class ForwardPass:
             x, self.buffer, *self._partial, shape.pixels, shape.inputs // shape.unit, shape.stride,
             UNIT=shape.unit, STATISTICS=self.statistics is not None, PIXELS=shape.tile, CHANNELS=CHANNELS,
         )  # fmt: skip
-        self._known = 0  # channels whose statistics are combined
 
     def layer(self, layer: int, norm: Norm, weight: Tensor, drop: Drop | None) -> None:
         """Norm, ReLU, convolution and dropout of one layer; `weight` (growth, channels, 3, 3) is channels last."""
@@ -216,7 +217,7 @@ class BackwardPass:
         self.shape, self.buffer = shape, buffer
         self._gradient = gradient.to(buffer.dtype).contiguous(memory_format=torch.channels_last)
         self._arriving = torch.empty_like(buffer)
-        self._means = buffer.new_empty(2, shape.channels, dtype=torch.float32)  # P mean(g) and P mean(g z)
+        self._means = buffer.new_empty(2, shape.channels, dtype=torch.float32).unbind()  # P mean(g) and P mean(g z)
         # zeros stay where a tap of a pixel leads out of the image
         self._views = buffer.new_zeros(shape.pixels, shape.width)
 
@@ -227,7 +228,7 @@ class BackwardPass:
         shape = self.shape
         columns = _tiles(shape.channels, CHANNELS)
         each, ranges = self._ranges(PIXELS, 16, columns)
-        sums = self._means.new_empty(ranges, 2, shape.channels)
+        sums = self._means[0].new_empty(ranges, 4, shape.channels)
         close_backward[(columns, ranges)](
             self.buffer, self._gradient, self._arriving, *norm, sums,
             shape.pixels, shape.channels // shape.unit, shape.stride, shape.side, shape.factor, each,
@@ -250,8 +251,8 @@ class BackwardPass:
         )  # fmt: skip
         columns = _tiles(channels, product.channels)
         each, ranges = self._ranges(product.pixels, 1, columns)
-        weight_sums = self._means.new_empty(ranges, 9 * k, channels)
-        sums = self._means.new_empty(ranges, 2, channels)
+        weight_sums = self._means[0].new_empty(ranges, 9 * k, channels)
+        sums = self._means[0].new_empty(ranges, 2, channels)
         layer_backward[(columns, ranges)](
             matrix(self.buffer, channels, product.pixels, product.channels),
             matrix(self._arriving, channels, product.pixels, product.channels),
