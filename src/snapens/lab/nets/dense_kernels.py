@@ -60,8 +60,11 @@ def mix32(x):
 
 
 @triton.jit
-def dropped(values, key, layer, position, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
-    """The values that `dropout.KeyedDropout` keeps at these positions, scaled; `position` in (N, C, H, W) order."""
+def dropped(
+    values, key, layer, p, j, AREA: tl.constexpr, GROWTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr
+):
+    """The values that `dropout.KeyedDropout` keeps of channels j of pixels p, scaled; an image has AREA pixels."""
+    position = (p // AREA * GROWTH * AREA + p % AREA)[:, None] + j[None, :] * AREA  # in (N, C, H, W) order
     now = tl.load(key)
     stream = mix32(mix32(tl.load(layer).to(tl.uint32)) ^ now.to(tl.uint32))
     stream = mix32(stream ^ (now >> 32).to(tl.uint32))
@@ -69,8 +72,11 @@ def dropped(values, key, layer, position, THRESHOLD: tl.constexpr, SCALE: tl.con
 
 
 @triton.jit
-def tile_statistics(values, inside, there, count, means, squares, at):
-    """Store mean and sum of squared deviations of each column of a tile that is `there`, over the rows `inside`."""
+def tile_statistics(values, inside, there, column, pixels, means, squares, PIXELS: tl.constexpr):
+    """Store mean and sum of squared deviations of the columns of this program's tile of pixels: (columns, tiles)."""
+    values = values.to(tl.float32)
+    count = tl.minimum(pixels - tl.program_id(0) * PIXELS, PIXELS).to(tl.float32)
+    at = column * tl.num_programs(0) + tl.program_id(0)
     mean = tl.sum(tl.where(inside, values, 0.0), 0) / count
     deviation = tl.where(inside, values - mean[None, :], 0.0)
     tl.store(means + at, mean, mask=there)
@@ -84,17 +90,14 @@ def take_in(
 ):  # fmt: skip
     """Copy x (pixels, channels) into the buffer's first columns; partial statistics as (channels, tiles)."""
     channels = units * UNIT
-    tile = tl.program_id(0)
-    p = tile * PIXELS + tl.arange(0, PIXELS)
+    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels
     inside = (p < pixels)[:, None] & there[None, :]
     values = tl.load(x + p.to(tl.int64)[:, None] * channels + c[None, :], mask=inside, other=0.0)
     tl.store(buffer + p.to(tl.int64)[:, None] * stride + c[None, :], values, mask=inside)
     if STATISTICS:
-        count = tl.minimum(pixels - tile * PIXELS, PIXELS).to(tl.float32)
-        at = c * tl.num_programs(0) + tile
-        tile_statistics(values.to(tl.float32), inside, there, count, means, squares, at)
+        tile_statistics(values, inside, there, c, pixels, means, squares, PIXELS)
 
 
 @triton.jit
@@ -197,8 +200,7 @@ def gather(
 ):  # fmt: skip
     """buffer[p, channels + j] = sum over taps t of tapped[p + offset of t, t k + j], dropped; partial statistics."""
     column = units * UNIT + tl.arange(0, GROWTH_PADDED)
-    tile = tl.program_id(0)
-    p = tile * PIXELS + tl.arange(0, PIXELS)
+    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     j = tl.arange(0, GROWTH_PADDED)
     place = p % (SIDE * SIDE)
     y, x = place // SIDE, place % SIDE
@@ -209,15 +211,12 @@ def gather(
         at = tapped + (p + dy * SIDE + dx).to(tl.int64)[:, None] * WIDTH + (t * GROWTH + j)[None, :]
         total += tl.load(at, mask=there[:, None] & (j < GROWTH)[None, :], other=0.0).to(tl.float32)
     if THRESHOLD:
-        position = (p // (SIDE * SIDE) * GROWTH)[:, None] * (SIDE * SIDE) + j[None, :] * (SIDE * SIDE) + place[:, None]
-        total = dropped(total, key, layer, position, THRESHOLD, SCALE)
+        total = dropped(total, key, layer, p, j, SIDE * SIDE, GROWTH, THRESHOLD, SCALE)
     values = total.to(buffer.dtype.element_ty)
     inside = (p < pixels)[:, None] & (j < GROWTH)[None, :]
     tl.store(buffer + p.to(tl.int64)[:, None] * stride + column[None, :], values, mask=inside)
     if STATISTICS:
-        count = tl.minimum(pixels - tile * PIXELS, PIXELS).to(tl.float32)
-        at = j * tl.num_programs(0) + tile
-        tile_statistics(values.to(tl.float32), inside, j < GROWTH, count, means, squares, at)
+        tile_statistics(values, inside, j < GROWTH, j, pixels, means, squares, PIXELS)
 
 
 @triton.jit(do_not_specialize=["units", "side"])
@@ -313,11 +312,10 @@ def outgoing(
     inside = (q < pixels)[:, None] & (j < GROWTH)[None, :]
     at = q.to(tl.int64)[:, None] * stride + column[None, :]
     g = corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, column, inside, j < GROWTH, pixels)
-    image, place = q // (SIDE * SIDE), q % (SIDE * SIDE)
     if THRESHOLD:
-        position = (image * GROWTH)[:, None] * (SIDE * SIDE) + j[None, :] * (SIDE * SIDE) + place[:, None]
-        g = dropped(g, key, layer, position, THRESHOLD, SCALE)
+        g = dropped(g, key, layer, q, j, SIDE * SIDE, GROWTH, THRESHOLD, SCALE)
     values = g.to(views.dtype.element_ty)
+    place = q % (SIDE * SIDE)
     y, x = place // SIDE, place % SIDE
     for t in tl.static_range(9):
         dy, dx = t // 3 - 1, t % 3 - 1
