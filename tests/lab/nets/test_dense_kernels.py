@@ -13,7 +13,7 @@ from snapens.lab.nets.densenet import Layer
 from snapens.lab.nets.dropout import keyed
 
 triton = pytest.importorskip("triton")
-nvidia = pytest.importorskip("triton.backends.nvidia.compiler")
+pytest.importorskip("triton.backends.nvidia.compiler")
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64"}
 
 

@@ -427,6 +427,10 @@ def other_norm(network):
     network.blocks[0].norm = nn.InstanceNorm2d(16, affine=True)
 
 
+def no_norm(network):
+    network.blocks[0].norm = nn.Identity()
+
+
 def two_transitions(network):
     network.blocks.insert(3, network.blocks[2])
 
@@ -443,7 +447,7 @@ def no_dropout(network):
 @pytest.mark.parametrize(
     "change",
     [circular, biased, max_pooling, longer_head, no_head, wrapped, whole_channels_dropped, other_norm,
-     two_transitions, strided_transition, no_dropout],
+     no_norm, two_transitions, strided_transition, no_dropout],
 )  # fmt: skip
 def test_a_network_that_was_changed_is_left_to_its_modules(change):
     network = densenet(depth=10, growth=12, classes=5)

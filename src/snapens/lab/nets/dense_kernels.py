@@ -32,8 +32,8 @@ P mean(g) = sum of scale x (gradient of shift), P mean(g z) = sum of scale x (gr
     combine             adds up what the ranges of pixels found, in a fixed order.
     incoming            the corrected gradient of the block's input.
 
-What feeds a product is moved by the GPU's copy engine (`load`, `store` and `atomic_add` of tensor descriptors): beyond
-the columns that a matrix has at that layer it reads zeros and writes nothing. No element is added to twice in a launch,
+A product's matrices are moved by the GPU's copy engine (`load`, `store`, `atomic_add` of tensor descriptors): beyond
+the columns that one has at that layer it reads zeros and writes nothing. No element is added to twice in a launch,
 so the same input gives the same bits. Activations are rounded to the buffer's type before they are multiplied, as the
 plain module does; sums and statistics are float32. Pointers come first in the signatures, then numbers, then what a
 kernel is compiled for. `UNIT` divides every number of channels: the compiler then knows how wide it may load, whatever

@@ -6,12 +6,10 @@ Nothing here waits for the device or is chosen by timing, so that a training ste
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 class Tile(NamedTuple):
@@ -24,7 +22,7 @@ class Tile(NamedTuple):
     parts: int = 1  # into which the nine taps are divided
 
 
-# by the columns of nine taps, at most; forward, the first with a program for every processor, else the last
+# by the columns of nine taps, at most: the first with a program for every processor, else the last
 FORWARD = {
     torch.bfloat16: {
         128: [Tile(128, 32, 4, 3), Tile(64, 64, 4, 3)],
@@ -32,12 +30,13 @@ FORWARD = {
     },
     torch.float32: {256: [Tile(64, 32, 8, 2)]},
 }
-BACKWARD = {torch.bfloat16: {256: Tile(64, 64, 8, 3)}, torch.float32: {256: Tile(64, 32, 8, 1)}}
+BACKWARD = {torch.bfloat16: Tile(64, 64, 8, 3), torch.float32: Tile(64, 32, 8, 1)}
 SHARED_BYTES = 172_040  # that these tiles take of a processor, at most
 WIDEST = 256  # columns of nine taps that a program has registers for
 ALIGNED = 64  # columns: rows of matrices begin with a line of the cache
 PIXELS, CHANNELS = 32, 64  # of programs that only move data
-PARTIALS = 512  # tiles of pixels whose statistics a program combines at a time
+FEW_PIXELS = 16  # where many small programs are faster
+PARTIALS, COMBINED = 512, 8  # tiles of pixels, and channels, whose statistics a program combines at a time
 ELEMENTS = 512  # of vectors in a program
 
 
@@ -138,11 +137,11 @@ class ForwardPass:
         self._tiles = _tiles(shape.pixels, shape.tile)
         partial = max(shape.inputs, shape.growth) * self._tiles if statistics is not None else 1
         self._partial = x.new_empty(2, partial, dtype=torch.float32).unbind()
-        for tile in _fitting(FORWARD[x.dtype], shape.columns):
+        tiles = FORWARD[x.dtype]
+        for tile in tiles[min(most for most in tiles if shape.columns <= most)]:
             self._product = tile
             if _tiles(shape.pixels, tile.pixels) * tile.parts > 0.9 * processors(x.device):
                 break
-        self._known = 0  # channels whose statistics are combined
         self._take_in(x)
 
     def _take_in(self, x: Tensor) -> None:
@@ -182,19 +181,18 @@ class ForwardPass:
 
         shape = self.shape
         mean, variance, rstd = (norm.mean, norm.mean, norm.rstd) if self.statistics is None else self.statistics
-        first = channels if self.statistics is None else self._known
-        programs = _tiles(channels - first, 8)
+        new = 0 if self.statistics is None else shape.growth if channels > shape.inputs else channels
+        programs = _tiles(new, COMBINED)
         if weight is not None:
             programs += _tiles(shape.stride, ELEMENTS) + _tiles(9 * shape.growth * channels, ELEMENTS)
         if programs:
             prepare[(programs,)](
                 *self._partial, mean, variance, rstd, norm.scale, norm.shift,
                 self._arranged if weight is None else weight, *self._linear, self._arranged,
-                shape.pixels, self._tiles, first, channels, shape.stride, self.eps,
+                shape.pixels, self._tiles, channels - new, channels, shape.stride, self.eps,
                 GROWTH=shape.growth, LAYER=weight is not None, PIXELS=shape.tile,
-                TILES=min(_power_of_two(self._tiles), PARTIALS), CHANNELS=8, ELEMENTS=ELEMENTS,
+                TILES=min(_power_of_two(self._tiles), PARTIALS), CHANNELS=COMBINED, ELEMENTS=ELEMENTS,
             )  # fmt: skip
-        self._known = channels
 
     def close(self, norm: Norm) -> Tensor:
         """The norm and ReLU that end the block, and pooling: (images, channels, side / factor, side / factor)."""
@@ -203,9 +201,9 @@ class ForwardPass:
         shape = self.shape
         self._prepare(norm, shape.channels)
         out = self.buffer.new_empty(shape.pixels // shape.factor**2, shape.channels)
-        close[(_tiles(len(out), 16), _tiles(shape.channels, CHANNELS))](
+        close[(_tiles(len(out), FEW_PIXELS), _tiles(shape.channels, CHANNELS))](
             self.buffer, *norm, out, len(out), shape.channels // shape.unit, shape.stride, shape.side, shape.factor,
-            UNIT=shape.unit, PIXELS=16, CHANNELS=CHANNELS,
+            UNIT=shape.unit, PIXELS=FEW_PIXELS, CHANNELS=CHANNELS,
         )  # fmt: skip
         return shape.images_of(out)
 
@@ -228,7 +226,7 @@ class BackwardPass:
         shape = self.shape
         columns = _tiles(shape.channels, CHANNELS)
         each, ranges = self._ranges(PIXELS, 16, columns)
-        sums = self._means[0].new_empty(ranges, 4, shape.channels)
+        sums = norm.scale.new_empty(ranges, 4, shape.channels)
         close_backward[(columns, ranges)](
             self.buffer, self._gradient, self._arriving, *norm, sums,
             shape.pixels, shape.channels // shape.unit, shape.stride, shape.side, shape.factor, each,
@@ -240,19 +238,19 @@ class BackwardPass:
         """The gradients of a layer's scale, shift and weight."""
         from .dense_kernels import layer_backward, matrix, outgoing
 
-        shape, k, product = self.shape, self.shape.growth, _fitting(BACKWARD[self.buffer.dtype], self.shape.columns)
+        shape, k, product = self.shape, self.shape.growth, BACKWARD[self.buffer.dtype]
         channels = shape.channels_before(layer)
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
-        outgoing[(_tiles(shape.pixels, 16),)](
+        outgoing[(_tiles(shape.pixels, FEW_PIXELS),)](
             self.buffer, self._arriving, norm.mean, norm.rstd, *self._means, self._views, drop.key, drop.layer,
             shape.pixels, channels // shape.unit, shape.stride, SIDE=shape.side,
             UNIT=shape.unit, GROWTH=k, GROWTH_PADDED=_power_of_two(k), WIDTH=shape.width, **drop.constants,
-            PIXELS=16,
+            PIXELS=FEW_PIXELS,
         )  # fmt: skip
         columns = _tiles(channels, product.channels)
         each, ranges = self._ranges(product.pixels, 1, columns)
-        weight_sums = self._means[0].new_empty(ranges, 9 * k, channels)
-        sums = self._means[0].new_empty(ranges, 2, channels)
+        weight_sums = norm.scale.new_empty(ranges, 9 * k, channels)
+        sums = norm.scale.new_empty(ranges, 2, channels)
         layer_backward[(columns, ranges)](
             matrix(self.buffer, channels, product.pixels, product.channels),
             matrix(self._arriving, channels, product.pixels, product.channels),
@@ -299,10 +297,6 @@ class BackwardPass:
         ranges = max(1, programs_each * processors(self.buffer.device) // columns)
         each = _tiles(self.shape.pixels, ranges * tile) * tile
         return each, _tiles(self.shape.pixels, each)
-
-
-def _fitting(tiles: dict[int, T], columns: int) -> T:
-    return tiles[min(most for most in tiles if columns <= most)]
 
 
 def precision() -> str:

@@ -151,8 +151,11 @@ def _is_as_built(network: "DenseNet") -> bool:
         norms.append(block.norm)
     if not layers or len(growths) != 1 or 9 * max(growths) > WIDEST or head[2].output_size not in (1, (1, 1)):
         return False
-    kinds = {(norm.momentum, norm.eps, norm.training) for norm in norms}
-    return len(kinds) == 1 and norms[0].training == network.training and all(map(_is_tracked, norms))
+    if not all(map(_is_tracked, norms)):
+        return False
+    return {(norm.momentum, norm.eps, norm.training) for norm in norms} == {
+        (head[0].momentum, head[0].eps, network.training)
+    }
 
 
 def _is_convolution(conv: nn.Module, side: int) -> bool:
