@@ -54,8 +54,9 @@ def test_each_cell_alone_can_be_drawn(name):
     every = paper_figures.figure({"S": "supplement"}.get(name, name)).panels.values()
     for cell in {paper.find(cell) for cells in list(every)[-4:] for cell in cells[-3:]}:
         network = cell.recipe.network if name == "S" else None
-        drawn = figure(name, measurements.of_cells([cell]), network)
-        assert "commit 3f2a91c, measured on NVIDIA H200" in words(drawn)
+        drawn = words(figure(name, measurements.of_cells([cell]), network))
+        is_mere_line = name in ("3", "S") and cell.recipe.method == "single"
+        assert ("commit 3f2a91c, measured on NVIDIA H200" in drawn) is not is_mere_line
 
 
 @pytest.mark.parametrize("name", PANELS)
@@ -166,6 +167,27 @@ def test_another_network_is_drawn_only_when_asked_for_and_is_named():
     assert len(figure("S", entries, network="wrn32").axes) == 8
     assert figure("3", {}, network="densenet100").get_suptitle() == figure("3", {}).get_suptitle()
     assert words(figure("4", entries, network="wrn32")).count("not measured yet") == 0
+
+
+def test_only_panels_with_snapshots_are_drawn_when_asked_for_what_is_measured():
+    names = ["wrn32-cifar10-single", "wrn32-cifar100-single", "wrn32-cifar100-snapshot-0.2"]
+    entries = measurements.of_cells(map(paper.find, names))
+    for name in ("3", "S"):
+        (axes,) = figure(name, entries, network="wrn32", measured_only=True).axes
+        assert axes.get_title(loc="left").endswith("CIFAR-100\nα₀ = 0.2, n = 1")
+    assert len(figure("3", {}, measured_only=True).axes) == 4  # rather than none
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3, 4])
+def test_the_legend_leaves_room_for_where_it_was_measured(panels):
+    cells = [paper.find(f"densenet40-{cell}") for cell in ("cifar10-snapshot-0.2", "cifar100-snapshot-0.2")]
+    cells += [paper.find(f"densenet40-{cell}-single") for cell in ("cifar10", "cifar100")]
+    drawn = figure("5", measurements.of_cells(cells[:panels]), measured_only=True)
+    assert len(drawn.axes) == 2 * panels
+    (legend,), made = drawn.legends, drawn._supxlabel
+    below, around = legend.get_window_extent(), made.get_window_extent()
+    visible = around.y1 - around.height / len(made.get_text().split("\n"))  # empty lines follow it
+    assert below.x0 > around.x1 or below.y1 < visible
 
 
 def test_names_are_written_as_they_are(everything):

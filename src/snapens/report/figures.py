@@ -83,9 +83,12 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
         grid = drawn.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[len(places) :]:
             axes.set_visible(False)
+        evidence: list[Cell] = []
         for axes, (draw, words, cells) in zip(grid.flat, places, strict=False):
             found = entries if draw(axes, cells, entries) else {}
-            if not found:
+            if found:
+                evidence += cells
+            else:
                 _leave_empty(axes)
             title = _panel_title(words, cells, found, layout)
             axes.set_title(title, fontsize=9.5, loc="left", color=style.INK)
@@ -94,9 +97,11 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
             _share_legend(drawn, grid)
         title = textwrap.fill(_title(name, network), int(width * columns / _TITLE_POINTS))
         drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
-        below = "\n" * 2 * (layout.legend and columns < 3)  # room for the legend
-        drawn.supxlabel(_evidence(shown, entries) + below, x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
+        made = drawn.supxlabel(_made(evidence, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
         drawn.draw_without_rendering()  # has everything in its place, where it stays however often it is saved
+        if any(legend.get_window_extent().overlaps(made.get_window_extent()) for legend in drawn.legends):
+            made.set_text(f"{made.get_text()}\n\n")
+            drawn.draw_without_rendering()
         drawn.set_layout_engine("none")
     return drawn
 
@@ -183,8 +188,8 @@ def _share_legend(drawn: Any, grid: Any) -> None:
         drawn.legend(handles, labels, loc="outside lower right", ncols=len(labels))
 
 
-def _evidence(shown: dict[str, list[Cell]], entries: Entries) -> str:
-    made = [origin for cells in shown.values() for cell in cells for origin in origins(cell, entries)]
+def _made(cells: Sequence[Cell], entries: Entries) -> str:
+    made = [origin for cell in cells for origin in origins(cell, entries)]
     if not made:
         return ""
     commits = sorted({origin.commit[:7] for origin in made})

@@ -45,10 +45,10 @@ def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     """Figure 3: the error of the last m snapshots, and the single model's as a line."""
     snapshot, single = cells
     runs, baseline = runs_of(snapshot, entries), measured(single, entries)
-    if not (runs or baseline):
+    if not runs:
         return False
     ms = range(1, snapshot.recipe.cycles + 1)
-    for m, height in zip(ms, _mean([run.last_percent for run in runs]), strict=bool(runs)):
+    for m, height in zip(ms, _mean([run.last_percent for run in runs]), strict=True):
         axes.bar(m, height, width=0.72, color=ENSEMBLE, zorder=2)
         place = {"textcoords": "offset points", "ha": "center", "va": "top", "color": PAPER, "zorder": 4}
         axes.annotate(f"{height:.2f}", (m, height), (0, -4), size=_SMALL, **place)
@@ -137,14 +137,13 @@ def correlation(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
 def over_time(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     """The supplement: each snapshot alone, the first m together, and the single model."""
     snapshot, single = cells
-    runs, baseline = runs_of(snapshot, entries), measured(single, entries)
-    if not (runs or baseline):
+    runs = runs_of(snapshot, entries)
+    if not runs:
         return False
     ms = range(1, snapshot.recipe.cycles + 1)
-    if runs:
-        axes.plot(ms, _mean([run.snapshot_percent for run in runs]), "o-", color=SINGLE, label="each snapshot alone")
-        axes.plot(ms, _mean([run.first_percent for run in runs]), "s-", color=ENSEMBLE, label="the first m together")
-    _level(axes, baseline, falling=True)
+    axes.plot(ms, _mean([run.snapshot_percent for run in runs]), "o-", color=SINGLE, label="each snapshot alone")
+    axes.plot(ms, _mean([run.first_percent for run in runs]), "s-", color=ENSEMBLE, label="the first m together")
+    _level(axes, measured(single, entries), falling=True)
     axes.set(xlabel="m, snapshots so far", ylabel="test error, %", xlim=(0.8, len(ms) + 0.2))
     axes.set_xticks(ms)
     return True
