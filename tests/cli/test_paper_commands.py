@@ -28,10 +28,10 @@ def recorded(tmp_path, monkeypatch):
 
 
 def test_a_finished_run_enters_the_ledger_and_the_list_shows_it(recorded, capsys):
-    assert main(["paper", "record", "run", "--commit", "3f2a"]) == 0
+    assert main(["paper", "record", "run", "--commit", "3f2a91c"]) == 0
     [path] = Path("results").glob("*.json")
     assert capsys.readouterr().out == f"{path}\n"
-    assert json.loads(path.read_text())["origin"]["commit"] == "3f2a"
+    assert json.loads(path.read_text())["origin"]["commit"] == "3f2a91c"
     assert main(["paper", "list"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("wrn32"))
     assert line.split()[1:6] == ["table", "1", "21.56", f"{100 * recorded.outputs().ensemble_errors[-1]:.2f}", "1"]
@@ -39,9 +39,19 @@ def test_a_finished_run_enters_the_ledger_and_the_list_shows_it(recorded, capsys
 
 def test_a_run_that_is_no_cells_is_refused(recorded, tmp_path, capsys):
     train(prepare([(replace(tiny.recipe(), lr=0.3), tmp_path / "other")], tiny.load, torch.device("cpu")))
-    assert main(["paper", "record", "other", "--commit", "3f2a"]) == 2
+    assert main(["paper", "record", "other", "--commit", "3f2a91c"]) == 2
     assert "snapens: " in capsys.readouterr().err
     assert not list(Path("results").glob("*.json"))
+    assert main(["paper", "record", "run", "other", "--commit", "3f2a91c"]) == 2
+    [path] = Path("results").glob("*.json")
+    assert capsys.readouterr().out == f"{path}\n"  # what was kept is said
+
+
+@pytest.mark.parametrize("commit", ["3f2a", "nonsense", "3F2A91C", "3f2a91c ", "a" * 41, ""])
+def test_a_commit_is_one_of_gits(recorded, capsys, commit):
+    assert main(["paper", "record", "run", "--commit", commit]) == 2
+    assert "commit must be 7 to 40 hexadecimal digits, as git has them, got" in capsys.readouterr().err
+    assert not Path("results").exists()
 
 
 @pytest.mark.parametrize("number", ["1", "2", "3"])
@@ -70,7 +80,7 @@ def test_a_figure_is_written_as_its_name_says(tmp_path, monkeypatch, capsys):
     assert main(["paper", "figure", "6"]) == 0
     assert capsys.readouterr().out == "figure-6.svg\n"
     assert Path("figure-6.svg").read_bytes().startswith(b"<?xml")
-    assert main(["paper", "figure", "6", "--out", "six.png"]) == 0
-    assert Path("six.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["paper", "figure", "6", "--out", "new/six.png"]) == 0
+    assert Path("new/six.png").read_bytes().startswith(b"\x89PNG")
     assert main(["paper", "figure", "6", "--out", "six.pdf"]) == 2
     assert "out must end in .svg or .png, got six.pdf" in capsys.readouterr().err

@@ -222,9 +222,10 @@ def test_names_that_are_not_plain_words_are_refused(tmp_path, words):
 def test_a_result_stays_unless_it_is_said_to_be_overwritten(tmp_path):
     results = tmp_path / "results"
     path = ledger.record(finished(tmp_path / "a"), results, "first")
-    before = path.read_bytes()
-    again = ledger.record(Run(tmp_path / "a" / path.stem), results, "second")
-    assert again == path
+    before, run = path.read_bytes(), Run(tmp_path / "a" / path.stem)
+    assert ledger.record(run, results, "first") == path
+    with pytest.raises(StoreError, match=r"must not change, but .*-seed0 now has other origin: remove"):
+        ledger.record(run, results, "second")
     assert path.read_bytes() == before
     other = finished(tmp_path / "b", labels=LABELS[::-1].copy(), seconds=9.0)
     with pytest.raises(
@@ -239,8 +240,21 @@ def test_a_result_stays_unless_it_is_said_to_be_overwritten(tmp_path):
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: make room, or check"):
+    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: make room, or choose"):
         ledger.record(finished(tmp_path), tmp_path / "results", "c")
+
+
+def test_what_cannot_be_read_is_not_what_is_not_there(tmp_path):
+    run, results, loop = finished(tmp_path), tmp_path / "results", tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(StoreError, match=r"loop could not be read \(.*\): check who may read it"):
+        ledger.entries(loop)
+    ledger.record(run, results, "c").unlink()
+    (results / f"{run.path.name}.json").mkdir()
+    for ask in (lambda: ledger.entries(results), lambda: ledger.record(run, results, "c")):
+        with pytest.raises(StoreError, match=r"seed0\.json could not be read \(.*\): check who may read it"):
+            ask()
+    assert ledger.entries(tmp_path / "none") == {}
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_runs_that_were_tested_on_other_images_are_refused(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(demo, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"path must be a file that can be written, got .*/file/page\.html"):
+    with pytest.raises(StoreError, match=r"/file/page\.html could not be written"):
         page.write(demo[:1], tmp_path / "file" / "page.html")
 
 

@@ -58,5 +58,5 @@ def test_an_unknown_format_and_a_place_that_cannot_be_written_are_named(runs, tm
     with pytest.raises(ArgumentError, match=r"format must be a known one, got 'pgn': did you mean png\?"):
         pieces(runs, tmp_path, "pgn")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="folder must be one that can be written, got"):
+    with pytest.raises(StoreError, match="could not be written"):
         pieces(runs, tmp_path / "file", "csv")

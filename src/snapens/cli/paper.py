@@ -1,5 +1,6 @@
 """`snapens paper`: the cells, the ledger, the tables and figures."""
 
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ class PaperRecord:
     runs: Annotated[tuple[Path, ...], Positional]
     """Run folders."""
     commit: str
-    """Of the code that trained them."""
+    """That of the code which trained them, as git has it."""
     ledger: Path = LEDGER
     """The ledger's folder."""
     overwrite: bool = False
@@ -99,8 +100,11 @@ class PaperRecord:
         runs = [Run(path) for path in self.runs]
         if not runs or len({run.recipe for run in runs}) < len(runs):
             raise ArgumentError(f"runs must be at least one, each of another recipe, got {[str(p) for p in self.runs]}")
-        kept = [ledger.record(run, self.ledger, self.commit, overwrite=self.overwrite) for run in runs]
-        for path in (*kept, *ledger.record_together(runs, self.ledger, overwrite=self.overwrite)):
+        if not re.fullmatch("[0-9a-f]{7,40}", self.commit):
+            raise ArgumentError(f"commit must be 7 to 40 hexadecimal digits, as git has them, got {self.commit!r}")
+        for run in runs:  # said one by one: what was kept before an error stays
+            sys.stdout.write(f"{ledger.record(run, self.ledger, self.commit, overwrite=self.overwrite)}\n")
+        for path in ledger.record_together(runs, self.ledger, overwrite=self.overwrite):
             sys.stdout.write(f"{path}\n")
         return 0
 
@@ -143,17 +147,13 @@ class PaperFigure:
     def __call__(self) -> int:
         """Write the file and say where it is."""
         from ..report import figures
-        from ..storage.durable import publish
+        from ..storage import durable
 
         out = self.out or Path(f"figure-{self.name}.svg")
         if (form := figures.FORMATS.get(out.suffix[1:])) is None:
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
         drawn = figures.figure(self.name, _entries(self.ledger), self.network, measured_only=self.measured_only)
-        try:
-            publish(out, [form(drawn)])
-        except OSError as error:
-            raise StoreError(f"out must be a file that can be written, got {out} ({error}): choose another") from error
-        sys.stdout.write(f"{out}\n")
+        sys.stdout.write(f"{durable.write(out, form(drawn))}\n")
         return 0
 
 

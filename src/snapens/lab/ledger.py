@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError, DamagedError, StoreError
 from ..storage import durable, jsonfile
@@ -24,12 +24,12 @@ def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) ->
     """Keep what a finished run of the paper's measured; `commit` is that of the code which trained it.
 
     A result that is there already stays as it is, but for the lines between its snapshots, which may come later;
-    another result of the same name is refused unless `overwrite`. A new result removes the numbers that an earlier one
-    had a part in together with other runs: they are no longer true.
+    another result of the same name, or of another commit, is refused unless `overwrite`. A new result removes the
+    numbers that an earlier one had a part in together with other runs: they are no longer true.
     """
     entry = Entry.of_run(run, commit)
     path = folder / f"{entry.name}.json"
-    before = _read(path) if path.exists() else None
+    before = _read(path)
     if isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry:
         return _keep(entry, folder, overwrite=True)
     kept = _keep(entry, folder, overwrite)
@@ -57,7 +57,7 @@ def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = Fa
 
 def entries(folder: Path) -> dict[str, Entry | Joint]:
     """All that is in the ledger, by name; nothing where there is no such folder."""
-    found = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+    found = {path.stem: entry for path in _files(folder) if (entry := _read(path))}
     stale = [f"{name}.json" for name, entry in found.items() if isinstance(entry, Joint) and not _is_of(entry, found)]
     if stale:
         raise DamagedError(
@@ -101,36 +101,29 @@ def _is_of(joint: Joint, entries: Entries) -> bool:
 
 def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
     path = folder / f"{entry.name}.json"
-    if path.exists() and not overwrite:
-        if differing := _differences(_read(path), entry):
+    if not overwrite and (before := _read(path)):
+        old, new = asdict(before), asdict(entry)
+        if differing := sorted(name for name in {**old, **new} if old.get(name) != new.get(name)):
             raise StoreError(
                 f"{path} must not change, but {entry.name} now has other {', '.join(differing)}: "
                 "remove the file, or say that it is to be overwritten"
             )
         return path
     kind = next(kind for kind, form in _KINDS.items() if isinstance(entry, form))
-    content = jsonfile.dumps({"format": _FORMAT, "kind": kind, **asdict(entry)})
+    return durable.write(path, jsonfile.dumps({"format": _FORMAT, "kind": kind, **asdict(entry)}))
+
+
+def _files(folder: Path) -> list[Path]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        durable.publish(path, [content])
+        return sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
     except OSError as error:
-        raise StoreError(f"{path} could not be written ({error}): make room, or check who may write there") from error
-    return path
+        raise StoreError(f"{folder} could not be read ({error}): check who may read it") from error
 
 
-def _differences(before: Entry | Joint, after: Entry | Joint) -> list[str]:
-    """The fields in which two results differ; the commit is the caller's word for the same result."""
-    old, new = _without_commits(asdict(before)), _without_commits(asdict(after))
-    return sorted(name for name in {**old, **new} if old.get(name) != new.get(name))
-
-
-def _without_commits(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {name: _without_commits(value) for name, value in content.items() if name != "commit"}
-    return [_without_commits(value) for value in content] if isinstance(content, list | tuple) else content
-
-
-def _read(path: Path) -> Entry | Joint:
+def _read(path: Path) -> Entry | Joint | None:
+    """What a file holds; None where there is none."""
     try:
         content = jsonfile.read(path)
         version = content.pop("format", None) if isinstance(content, dict) else None
@@ -145,6 +138,8 @@ def _read(path: Path) -> Entry | Joint:
         if entry.name != path.stem:
             raise ArgumentError(f"the name must be that of its content, {entry.name}")
         return entry
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
         raise StoreError(f"{path} could not be read ({error}): check who may read it") from error
     except (ValueError, OverflowError, RecursionError) as error:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import StoreError
 from ..extras import package
 from ..lab.runs import Run
 from ..storage import durable
@@ -22,13 +21,7 @@ _SHOWN = 12  # disputed images that are not folded away
 
 def write(runs: Sequence[Run], path: Path) -> Path:
     """Write the page of some runs; the file appears whole or not at all."""
-    content = render(runs).encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        durable.publish(path, [content])
-    except OSError as error:
-        raise StoreError(f"path must be a file that can be written, got {path} ({error}): choose another") from error
-    return path
+    return durable.write(path, render(runs).encode())
 
 
 def render(runs: Sequence[Run]) -> str:

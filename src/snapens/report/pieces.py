@@ -4,9 +4,8 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from ..errors import StoreError
 from ..lab.recipe import unknown
 from ..lab.runs import Run
 from ..lab.scores import Score
@@ -18,22 +17,14 @@ from .summary import Summary, summarise
 
 Format = Literal["png", "svg", "csv", "json"]
 Row = dict[str, Any]
-_FORMATS = ("png", "svg", "csv", "json")
 
 
 def pieces(runs: Sequence[Run], folder: Path, format: Format) -> list[Path]:
     """Write each chart (png, svg) or each table (csv, json) of some runs; the paths of the files."""
-    if format not in _FORMATS:
-        raise unknown("format", format, _FORMATS)
-    summary, written = summarise(runs), []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in _contents(summary, format):
-            durable.publish(folder / f"{name}.{format}", [content])
-            written.append(folder / f"{name}.{format}")
-    except OSError as error:
-        raise StoreError(f"folder must be one that can be written, got {folder} ({error}): choose another") from error
-    return written
+    if format not in get_args(Format):
+        raise unknown("format", format, get_args(Format))
+    contents = _contents(summarise(runs), format)
+    return [durable.write(folder / f"{name}.{format}", content) for name, content in contents]
 
 
 def tables(summary: Summary) -> dict[str, list[Row]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 from weakref import finalize
 
-from ..errors import LockedError
+from ..errors import LockedError, StoreError
 
 try:
     import fcntl
@@ -42,6 +42,16 @@ def publish(path: Path, chunks: Iterable[bytes | memoryview]) -> Digest:
         temporary.unlink(missing_ok=True)
         raise
     return Digest(sha256.hexdigest(), size)
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Publish a file that somebody asked for; its folder is made if need be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, [content])
+    except OSError as error:
+        raise StoreError(f"{path} could not be written ({error}): make room, or choose another place") from error
+    return path
 
 
 def digest(path: Path) -> Digest:
