@@ -352,7 +352,9 @@ def test_runs_on_other_test_images_are_not_averaged(tmp_path):
     runs = [finished(tmp_path, SINGLE), finished(tmp_path, replace(SINGLE, seed=1), labels=(LABELS + 1) % 10)]
     for run in runs:
         ledger.record(run, tmp_path / "results", "c")
-    with pytest.raises(MismatchError, match="runs must have the same test images in the same order to be averaged"):
+    with pytest.raises(
+        MismatchError, match="runs must have been tested on the same images in the same order, but those of"
+    ):
         ledger.record_together(runs, tmp_path / "results")
 
 

@@ -82,6 +82,8 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         lambda text: text.replace(b'"lr": 0.05', b'"lr": 0.05, "lr": 0.06'),
         lambda text: text.replace(b'"lr": 0.05', b'"rate": 0.05'),
         lambda text: text.replace(b'"batch": 8', b'"batch": 0'),
+        lambda text: text.replace(b'"images": {', b'"images": "", "other": {'),
+        lambda text: text.replace(b'"classes": [', b'"classes": 3, "other": ['),
     ],
 )
 def test_a_recipe_that_was_tampered_with_is_refused(tmp_path, change):
@@ -108,6 +110,10 @@ def test_the_log_gives_back_its_lines_but_for_a_torn_one(tmp_path):
         assert list(run.log()) == lines[:1]
     path.write_bytes(whole[:-1])  # only the end of the line is missing
     assert list(run.log()) == lines
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be read \(.*\): check who may read it"):
+        list(run.log())
 
 
 def test_a_loss_that_json_has_no_word_for_is_not_noted(tmp_path):
@@ -332,6 +338,10 @@ def test_a_damaged_file_of_outputs_is_an_error_of_our_own(tmp_path, keep):
         lambda stored: stored.update(test_labels=LABELS[:3]),
         lambda stored: stored.update(test=stored["test"] * float("nan")),
         lambda stored: stored.update(test=stored["test"][0]),
+        lambda stored: stored.update(test=torch.full_like(stored["test"], -float("inf"))),
+        lambda stored: stored.update(test_labels=LABELS + 100),
+        lambda stored: stored.update(test_labels=LABELS - 100),
+        lambda stored: stored.update(test_labels=LABELS.double()),
     ],
 )
 def test_outputs_that_lack_something_are_damaged(tmp_path, change):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import metrics
-from ..errors import ArgumentError, DamagedError, MismatchError, SnapensError, StoreError
+from ..errors import ArgumentError, DamagedError, SnapensError, StoreError
 from . import paper
 from .between import Between, Series
 from .recipe import Recipe
@@ -181,15 +181,11 @@ class Joint:
     @classmethod
     def of_entries(cls, cell: paper.Cell, repetition: int, entries: Sequence[Entry], runs: Sequence["Run"]) -> "Joint":
         """The number of a cell from the folders of its runs, each of which has an entry."""
-        from .runs import cell_error
+        from .runs import cell_error, require_same_test
 
         labels = [run.outputs().labels for run in runs]
-        images = [(run.data.get("images") or {}).get("test") for run in runs]
-        if any(not np.array_equal(other, labels[0]) for other in labels) or any(one != images[0] for one in images):
-            raise MismatchError(
-                f"runs must have the same test images in the same order to be averaged, got other labels "
-                f"in {', '.join(str(run.path) for run in runs)}: train them on the same data"
-            )
+        for run, own in zip(runs, labels, strict=True):
+            require_same_test(runs[0], labels[0], run, own)
         return cls(
             cell=cell.name,
             repetition=repetition,

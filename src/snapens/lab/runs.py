@@ -151,10 +151,16 @@ class Run:
 
     def log(self) -> Iterator[dict[str, Any]]:
         """The lines of the log; a line cut off by a kill is left out."""
-        with suppress(FileNotFoundError), open(self.path / "log.jsonl", encoding="utf-8") as file:
-            for line in file:
-                with suppress(ValueError, TypeError):
-                    yield dict(jsonfile.loads(line))
+        path = self.path / "log.jsonl"
+        try:
+            with open(path, encoding="utf-8") as file:
+                for line in file:
+                    with suppress(ValueError, TypeError):
+                        yield dict(jsonfile.loads(line))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{path} could not be read ({error}): check who may read it") from error
 
     def save(self, state: State) -> None:
         """Keep a state; the one before stays until the next."""
@@ -219,8 +225,10 @@ class Run:
             raise StoreError(f"{self.path} holds no snapshot yet: wait for the first minimum")
         try:
             steps, outputs, labels = stored["steps"].tolist(), stored[part].numpy(), stored[f"{part}_labels"].numpy()
-            if outputs.shape[:2] != (len(steps), len(labels)) or np.isnan(outputs).any():
+            if outputs.shape[:2] != (len(steps), len(labels)) or not np.isfinite(outputs.max(-1)).all():
                 raise ValueError(f"{outputs.shape} for {len(steps)} steps and {len(labels)} labels, or not a number")
+            if labels.dtype != np.int64 or labels.min() < 0 or labels.max() >= outputs.shape[-1]:
+                raise ValueError(f"labels that are not of its {outputs.shape[-1]} classes")
             return Outputs(outputs[[steps.index(step) for step in members]], labels)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{path} must hold what every member says, got {error}: restore it") from error
@@ -252,11 +260,29 @@ class Run:
         try:
             content = jsonfile.read(path)
             Recipe.of(content["recipe"])
-            return {"recipe": content["recipe"], "data": dict(content["data"])}
+            data = dict(content["data"])
+            kinds = {"classes": list, "images": dict}
+            if wrong := [name for name, kind in kinds.items() if not isinstance(data.get(name, kind()), kind)]:
+                raise ValueError(f"other {' and '.join(wrong)}")
+            return {"recipe": content["recipe"], "data": data}
         except OSError:
             raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: check the path") from None
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path} must be what snapens wrote, got {error}: restore the file") from error
+
+
+def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
+    """Make sure that two runs, of which these are the test labels, were tested on the same images in the same order."""
+    (classes, images), (other_classes, other_images) = (
+        (one.data.get("classes"), one.data.get("images", {}).get("test")) for one in (run, other)
+    )
+    # equal labels are not yet equal images: folders sorted by class often have them
+    differ = classes != other_classes or (images and other_images and images != other_images)
+    if differ or not np.array_equal(labels, other_labels):
+        raise MismatchError(
+            f"runs must have been tested on the same images in the same order, but those of {run.path} and "
+            f"{other.path} differ: take the runs of one data set"
+        )
 
 
 def cell_error(cell: Cell, runs: Sequence[Run]) -> float:

@@ -92,7 +92,7 @@ class Evidence:
         return cls(
             part=part,
             examples=len(labels),
-            missing=account.recipe.cycles - len(p),
+            missing=max(account.recipe.cycles - len(p), 0),
             restarts=tuple(_between(account.recipe, k, len(p)) for k in range(len(p) - 1)),
             member_errors=tuple(alone.mean(-1).tolist()),
             ensemble_errors=tuple(errors.tolist()),

@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..errors import ArgumentError, MismatchError
-from ..lab.runs import Run
+from ..errors import ArgumentError
+from ..lab.runs import Run, require_same_test
 from ..lab.scores import Running
 from .account import Account
 from .comparison import Method, compare
@@ -68,8 +65,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
         outputs = runs[k].outputs()
         if k == chosen:
             labels = outputs.labels
-        _require_same(labels, outputs.labels, runs[chosen], runs[k])
-        _require_same_images(runs[chosen], runs[k])
+        require_same_test(runs[chosen], labels, runs[k], outputs.labels)
         running = Running.of(outputs.probabilities, outputs.labels)
         found[k] = Account.of(runs[k], outputs, running)
         if k == chosen:
@@ -97,22 +93,3 @@ def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
         and all(getattr(account.recipe, name) == getattr(focus.recipe, name) for name in _SAME_TASK)
     ]
     return min(singles, key=lambda single: len(single.recipe.differences(focus.recipe)), default=None)
-
-
-def _require_same(labels: NDArray[np.int64], other: NDArray[np.int64], run: Run, another: Run) -> None:
-    if not np.array_equal(labels, other):
-        raise MismatchError(
-            f"runs must have been tested on the same images to stand side by side, but the test labels of {run.path} "
-            f"({len(labels)}) and {another.path} ({len(other)}) differ: report on them one at a time"
-        )
-
-
-def _require_same_images(run: Run, another: Run) -> None:
-    """Equal labels are not yet equal images: folders sorted by class often have them."""
-    about = [(one.data.get("classes"), (one.data.get("images") or {}).get("test")) for one in (run, another)]
-    (classes, images), (others, other_images) = about
-    if classes != others or (images and other_images and images != other_images):
-        raise MismatchError(
-            f"runs must have been tested on the same images to stand side by side, but those of {run.path} and "
-            f"{another.path} differ: report on them one at a time"
-        )
