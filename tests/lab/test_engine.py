@@ -182,7 +182,7 @@ def test_the_log_tells_what_happened(tmp_path):
     outputs = run.outputs()
     assert errors == [np.mean(member.argmax(1) != outputs.labels) for member in outputs.probabilities]
     assert lines[-1]["torch"] == torch.__version__
-    assert lines[-1]["device"] == f"CPU, {torch.get_num_threads()} threads"
+    assert lines[-1]["device"] == ("CPU, 1 thread" if (n := torch.get_num_threads()) == 1 else f"CPU, {n} threads")
     assert training.loss == lines[-3]["loss"]
     assert training.finished
     assert training.epoch == 4.0

@@ -176,8 +176,8 @@ def test_every_figure_is_drawn_from_cells_that_exist():
     for name in paper_figures.FIGURES:
         for cells in paper_figures.figure(name).panels.values():
             assert all(paper.find(cell).recipe in ALL_RUNS for cell in cells)
-    assert list(paper_figures.FIGURES) == ["2", "3", "4", "5", "6", "supplement"]
-    assert len(paper_figures.figure("supplement").panels) == 28  # 14 pairs of network and data set, two rates
+    assert list(paper_figures.FIGURES) == ["2", "3", "4", "5", "6", "S"]
+    assert len(paper_figures.figure("S").panels) == 28  # 14 pairs of network and data set, two rates
 
 
 def test_figures_take_the_networks_that_their_captions_name():
@@ -191,7 +191,7 @@ def test_figures_take_the_networks_that_their_captions_name():
         "4": {"densenet40"},
         "5": {"densenet40"},
         "6": {"densenet100"},
-        "supplement": {"resnet110", "wrn32", "densenet40", "densenet100"},
+        "S": {"resnet110", "wrn32", "densenet40", "densenet100"},
     }
 
 
@@ -212,7 +212,7 @@ def test_figure_4_has_budgets_from_60_to_300_epochs_and_true_ensembles_of_up_to_
     ("ask", "message"),
     [
         (lambda: paper.find("densenet40-cifar100-m7"), "cell must be a known one, got 'densenet40-cifar100-m7': did"),
-        (lambda: paper_figures.figure("7"), "figure must be a known one, got '7': there are 2, 3, 4, 5, 6, supplement"),
+        (lambda: paper_figures.figure("7"), "figure must be a known one, got '7': there are 2, 3, 4, 5, 6, S"),
         (lambda: paper.images(Recipe(dataset="cifar")), "dataset must be a known one, got 'cifar': did you mean cifar"),
     ],
 )

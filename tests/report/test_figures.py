@@ -51,7 +51,7 @@ def test_everything_measured_leaves_no_frame_empty(name, everything):
 
 @pytest.mark.parametrize("name", PANELS)
 def test_each_cell_alone_can_be_drawn(name):
-    every = paper_figures.figure({"S": "supplement"}.get(name, name)).panels.values()
+    every = paper_figures.figure(name).panels.values()
     for cell in {paper.find(cell) for cells in list(every)[-4:] for cell in cells[-3:]}:
         network = cell.recipe.network if name == "S" else None
         drawn = words(figure(name, measurements.of_cells([cell]), network))
@@ -208,7 +208,7 @@ def test_names_are_written_as_they_are(everything):
             lambda: figure("3", {}, network="resnet50"),
             "network must be one of which the paper has cells for figure 3, got",
         ),
-        (lambda: figure("S", {}, network="vgg"), "got 'vgg': try one of resnet110, wrn32"),
+        (lambda: figure("S", {}, network="resnet50"), "try one of resnet110, wrn32, densenet40, densenet100$"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(ask, message):

@@ -55,6 +55,19 @@ def test_a_page_answers_first_and_shows_every_part(demo):
     assert "held-out error, %" in text
 
 
+def test_a_standard_schedule_is_called_as_the_paper_calls_it(tmp_path):
+    for dropout, words in ((0.0, {"Single", "NoCycle"}), (0.3, {"Dropout"})):
+        run = folders.made(tmp_path / str(dropout), method="single", dropout=dropout)
+        assert set(re.findall("<small>.*the paper’s ([A-Za-z]+)", page.render([run]))) == words
+
+
+def test_a_page_is_about_the_first_snapshot_ensemble(tmp_path):
+    methods = ("single", "singlecycle", "snapshot")
+    runs = [folders.made(tmp_path / method, method=method) for method in methods]
+    for last in range(1, 4):
+        assert f"<title>{methods[last - 1]} · snapens report" in page.render(runs[:last])
+
+
 def test_a_page_needs_neither_curves_nor_a_gallery_nor_a_log_nor_a_second_member(tmp_path):
     bare = folders.made(tmp_path / "bare", members=1)
     (bare.path / "log.jsonl").unlink()

@@ -194,6 +194,10 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
     ends = run.outputs().member_errors
     assert [evidence.lines[k + 1].estimated_percent[0] for k in range(3)] == [100 * end for end in ends[:3]]
     assert evidence.missing == 0
+    together = held_out.probabilities.mean(0)
+    of_label = [p[np.arange(50), held_out.labels] for p in (held_out.probabilities[-1], together)]
+    assert evidence.nll == pytest.approx([-np.log(p).mean() for p in of_label])
+    assert evidence.nll_noise == pytest.approx(np.log(of_label[1] / of_label[0]).std() / 50**0.5)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ EVIDENCE = Evidence(
     member_errors=(0.30, 0.30, 0.30),
     ensemble_errors=(0.30, 0.28, 0.27),
     gain=by(400, 100),
+    nll=(1.0, 0.9),
+    nll_noise=0.01,
     progress=NOTHING,
     losses=(0.3, 0.2, 0.1),
     over_fewer=(by(100, 400), by(100, 200), by(0)),
@@ -48,24 +50,33 @@ def lines(*of):
 
 
 def test_a_healthy_run_gains_and_takes_all_its_members():
-    assert list(said()) == ["The ensemble is better than its last snapshot, beyond noise.", "It takes all 3."]
+    assert list(said()) == ["The ensemble errs less than its last snapshot, beyond noise.", "It takes all 3."]
 
 
 @pytest.mark.parametrize(
     ("gain", "kind", "words"),
     [
         # scipy's binomtest has 0.018 for 61 of 100 or more, and 0.044 for 59
-        (by(61, 39), "good", "is better than its last snapshot, beyond noise"),
-        (by(59, 41), "note", "is no better than its last snapshot, as far as these images tell"),
-        (by(4, 0), "note", "is no better than its last snapshot"),  # a sixteenth, though twice its standard error
-        (by(41, 59), "note", "is no better than its last snapshot"),
-        (by(39, 61), "warning", "is worse than its last snapshot"),
+        (by(61, 39), "good", "errs less than its last snapshot, beyond noise"),
+        (by(59, 41), "note", "errs no less than its last snapshot, as far as these images tell"),
+        (by(4, 0), "note", "errs no less than its last snapshot"),  # a sixteenth, though twice its standard error
+        (by(41, 59), "note", "errs no less than its last snapshot"),
+        (by(39, 61), "warning", "errs more than its last snapshot"),
     ],
 )
 def test_a_gain_counts_beyond_noise(gain, kind, words):
     first = next(iter(said(gain=gain).values()))
     assert first.kind == kind
     assert words in first.says
+
+
+@pytest.mark.parametrize(("together", "worse"), [(1.021, True), (1.0199, False), (0.9, False)])
+def test_probabilities_are_worse_beyond_two_standard_errors(together, worse):
+    found = said(nll=(1.0, together))
+    assert ("The ensemble's probabilities are worse than its last snapshot's." in found) is worse
+    if worse:
+        because = found["The ensemble's probabilities are worse than its last snapshot's."].because
+        assert because.startswith("NLL 1.0210 instead of 1.0000, with a paired standard error of 0.0100. Calibrate")
 
 
 def test_reasons_name_the_numbers():
@@ -173,6 +184,9 @@ def test_a_line_without_a_bump_is_told_apart_from_like_answers():
     assert "Snapshot 1 is in one valley with the last one." in said(lines=both)
     assert not any("valley" in words for words in said(lines=lines(line(1, bump=10), line(2, bump=10))))
     assert not any("valley" in words for words in said(lines=lines(line(2)), disagreements=(0.5, 0.01)))
+    for gain, useful in ((by(400, 100), True), (NOTHING, False)):
+        found = said(lines=both, gain=gain)["Snapshot 1 is in one valley with the last one."]
+        assert ("differ all the same, which is what the ensemble uses" in found.because) is useful
 
 
 def test_an_average_of_weights_is_thought_of_where_the_line_dips_below_both_ends():

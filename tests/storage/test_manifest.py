@@ -77,8 +77,17 @@ def changed(change):
     ],
 )
 def test_a_manifest_that_cannot_be_right_is_refused_and_the_one_before_is_named(tmp_path, content):
-    with pytest.raises(DamagedError, match=r"manifest\.previous\.json"):
+    with pytest.raises(DamagedError, match=r"must be a manifest as snapens wrote it, got .*; restore the file"):
         read(tmp_path, content)
+    (tmp_path / "manifest.previous.json").touch()
+    with pytest.raises(DamagedError, match=r"manifest\.previous\.json beside it is the one before: copy it over"):
+        read(tmp_path, content)
+
+
+def test_a_manifest_that_cannot_be_read_is_not_said_to_be_damaged(tmp_path):
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(StoreError, match=r"manifest\.json could not be read \(.*\): check who may read it"):
+        Manifest.read(tmp_path / "manifest.json")
 
 
 def test_a_newer_format_asks_for_a_newer_snapens(tmp_path):

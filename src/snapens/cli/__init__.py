@@ -78,7 +78,7 @@ class Report:
     """Show what runs are worth, on one HTML page."""
 
     runs: Annotated[tuple[Path, ...], Positional]
-    """Run folders: one, or several to compare."""
+    """Run folders: one, or several to compare; the page is about the first Snapshot Ensemble among them."""
     out: Place = None
     """The page, or the folder for the pieces; by default in the first run's folder."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"

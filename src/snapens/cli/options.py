@@ -24,6 +24,6 @@ class Where:
     resume: bool = False
     """Go on with the runs that are in their folders."""
     curves: bool = False
-    """At the end, measure the error between the last snapshot and each earlier one, as in the paper's Figure 5."""
+    """Errors between the last snapshot and each earlier one, as in the paper's Figure 5, measured at the end."""
     tensorboard: bool = False
     """Write TensorBoard's event files into the run folders as well."""

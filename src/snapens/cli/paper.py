@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -48,7 +48,7 @@ class PaperRun:
 
     cells: Annotated[tuple[str, ...], Positional]
     """Names of cells; `snapens paper list` shows them."""
-    where: Where
+    where: Where = field(default_factory=lambda: Where(curves=True))
     out: Path = Path("runs/paper")
     """The folder for the run folders."""
     seed: int = 0

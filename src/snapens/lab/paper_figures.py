@@ -81,7 +81,7 @@ FIGURES = {
         # CIFAR-100 is ours: the paper names no data set
         {method: (f"densenet100-cifar100-{method}",) for method in ("snapshot-0.2", "nocycle")},
     ),
-    "supplement": Figure(
+    "S": Figure(
         "error of each snapshot, of the first m together, m = 1 … M, and of the single model",
         {
             f"{network}, {dataset}, restarts at {lr}": (

@@ -279,9 +279,9 @@ def _with_integer_steps(state: dict[str, Any]) -> dict[str, Any]:
 
 def _surroundings(placed: Placed) -> dict[str, Any]:
     """What the run was made with."""
-    cuda = placed.device.type == "cuda"
+    cuda, threads = placed.device.type == "cuda", torch.get_num_threads()
     return {
-        "device": torch.cuda.get_device_name(placed.device) if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(placed.device) if cuda else f"CPU, {threads} thread{'s' * (threads > 1)}",
         "peak_memory_bytes": torch.cuda.max_memory_reserved(placed.device) if cuda else None,
         "torch": torch.__version__,
         "snapens": __version__,

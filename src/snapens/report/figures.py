@@ -121,23 +121,25 @@ FORMATS = {"svg": svg, "png": png}
 
 def _panels(name: str, network: str | None) -> dict[str, list[Cell]]:
     """The cells of each panel, by what is written over it; with another network, those that the paper has of it."""
-    known = {cell.name: cell for cell in paper.cells()}
-    found: dict[str, list[Cell]] = {}
-    for words, cells in _of_paper(name).panels.items():
-        if name == "S" and network not in (None, words.split(", ")[0]):
-            continue
-        wanted = [cell if network is None else f"{network}-{cell.split('-', 1)[1]}" for cell in cells]
-        found[words] = [known[cell] for cell in wanted if cell in known]
+    found = _panels_of(name, network)
     if not any(found.values()):
+        those = [other for other in names.NETWORKS if any(_panels_of(name, other).values())]
         raise ArgumentError(
             f"network must be one of which the paper has cells for figure {name}, got {network!r}: "
-            f"try one of {', '.join(names.NETWORKS)}"
+            f"try one of {', '.join(those)}"
         )
     return found
 
 
-def _of_paper(name: str) -> paper_figures.Figure:
-    return paper_figures.figure("supplement" if name == "S" else name)
+def _panels_of(name: str, network: str | None) -> dict[str, list[Cell]]:
+    known = {cell.name: cell for cell in paper.cells()}
+    found: dict[str, list[Cell]] = {}
+    for words, cells in paper_figures.figure(name).panels.items():
+        if name == "S" and network not in (None, words.split(", ")[0]):
+            continue
+        wanted = [cell if network is None else f"{network}-{cell.split('-', 1)[1]}" for cell in cells]
+        found[words] = [known[cell] for cell in wanted if cell in known]
+    return found
 
 
 def _leave_empty(axes: Any) -> None:
@@ -163,7 +165,7 @@ def _panel_title(words: str, cells: Sequence[Cell], entries: Entries, layout: La
 
 
 def _title(name: str, network: str | None) -> str:
-    drawn = _of_paper(name)
+    drawn = paper_figures.figure(name)
     if name == "S":
         return f"Supplement: {drawn.shows}"
     own = names.network(next(iter(drawn.panels.values()))[0])

@@ -15,8 +15,8 @@ _WHOSE = ["paper", "ours"]
 
 _NOTE = (
     "paper: as published; * taken by the paper from the DenseNet paper. ours: the mean over n seeds ± their standard "
-    "deviation, and the difference from the paper in points; – is not measured yet. {best} is the best of its group, "
-    "of ours among what is measured."
+    "deviation, and the difference from the paper in points; – is not measured yet, or not in the paper. {best} is the "
+    "best of its group, of ours among what is measured."
 )
 
 

@@ -18,7 +18,7 @@ class Summary:
     """One run in all detail, a baseline for it if there is one, and all runs side by side."""
 
     focus: Account
-    """The first run that is an ensemble; the first of all where none is."""
+    """The first Snapshot Ensemble; where there is none, the first of fresh cycles, or else of all."""
     details: Details
     baseline: Account | None
     """A run on the standard schedule: the one that is most like the focus."""
@@ -52,13 +52,17 @@ _SAME_TASK = (
 """What a baseline has in common with the run that it is held against; the rate is its own."""
 
 
+_RANKS = {"singlecycle": 1, "single": 2}
+"""A report is about the first run of the lowest rank."""
+
+
 def summarise(runs: Sequence[Run]) -> Summary:
     """Read each run once; they must have been tested on the same images."""
     if not runs:
         raise ArgumentError("runs must name at least one run folder, got none")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise ArgumentError(f"runs must be different folders, got {', '.join(str(run.path) for run in runs)}")
-    chosen = next((k for k, run in enumerate(runs) if run.recipe.method != "single"), 0)
+    chosen = min(range(len(runs)), key=lambda k: _RANKS.get(runs[k].recipe.method, 0))
     order = [chosen, *(k for k in range(len(runs)) if k != chosen)]  # one run's outputs in memory at a time
     found: dict[int, Account] = {}
     for k in order:

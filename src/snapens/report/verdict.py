@@ -30,7 +30,7 @@ class Finding:
 
 def verdict(evidence: Evidence) -> list[Finding]:
     """What the numbers amount to; rules without a finding say nothing, and most wait until a run is finished."""
-    whole = (_enough, _hurtful, _short, _alike, _valley)
+    whole = (_less_likely, _enough, _hurtful, _short, _alike, _valley)
     rules = (_gain, _unfinished) if evidence.missing else (_gain, *whole)
     return [finding for rule in rules if (finding := rule(evidence)) is not None]
 
@@ -60,16 +60,28 @@ def _gain(evidence: Evidence) -> Finding | None:
         f"{_points(gain.standard_error)}."
     )
     if gain.chance <= CHANCE:
-        return Finding("good", "The ensemble is better than its last snapshot, beyond noise.", because)
+        return Finding("good", "The ensemble errs less than its last snapshot, beyond noise.", because)
     if (-gain).chance <= CHANCE:
-        return Finding("warning", "The ensemble is worse than its last snapshot.", because)
-    return Finding("note", "The ensemble is no better than its last snapshot, as far as these images tell.", because)
+        return Finding("warning", "The ensemble errs more than its last snapshot.", because)
+    return Finding("note", "The ensemble errs no less than its last snapshot, as far as these images tell.", because)
 
 
 def _unfinished(evidence: Evidence) -> Finding:
     there = len(evidence.member_errors)
     says = f"The run is unfinished: {there} of {there + evidence.missing} snapshots."
     return Finding("note", says, "Early snapshots always look worse than they will; the rest is said at the end.")
+
+
+def _less_likely(evidence: Evidence) -> Finding | None:
+    """The ensemble's probabilities may be worse where its choices are not: weak members make it unsure."""
+    last, together = evidence.nll
+    if together - last <= _STANDARD_ERRORS * evidence.nll_noise:
+        return None
+    because = (
+        f"NLL {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}. "
+        "Calibrate the ensemble, or leave out early snapshots, before its probabilities are used."
+    )
+    return Finding("warning", "The ensemble's probabilities are worse than its last snapshot's.", because)
 
 
 def _enough(evidence: Evidence) -> Finding | None:
@@ -162,9 +174,10 @@ def _valley(evidence: Evidence) -> Finding | None:
         return None
     because = (
         "With BatchNorm's statistics estimated anew, the test error on the straight line to the last snapshot is never "
-        f"more than {FLAT_POINTS:.2f} points above the line between the errors of its ends. Their answers differ all "
-        "the same, which is what the ensemble uses."
+        f"more than {FLAT_POINTS:.2f} points above the line between the errors of its ends."
     )
+    if evidence.gain.chance <= CHANCE:
+        because += " Their answers differ all the same, which is what the ensemble uses."
     if all(evidence.lines[k].dip_points > 0 for k in joined):
         because += " Half-way the one network errs less than at either end: an average of the weights may do well too."
     return Finding("note", f"{_snapshots(joined)} in one valley with the last one.", because)

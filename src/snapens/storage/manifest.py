@@ -72,11 +72,14 @@ class Manifest:
             raise StoreError(
                 f"store must be a folder that holds {path.name}, got {path.parent}: check the path"
             ) from error
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = f"{type(error).__name__}: {error}"
+        except OSError as error:
+            raise StoreError(f"{path} could not be read ({error}): check who may read it") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            previous = path.with_suffix(".previous.json")
+            remedy = f"{previous.name} beside it is the one before: copy it over this one"
             raise DamagedError(
-                f"{path} must be a manifest as snapens wrote it, got {reason}; "
-                f"{path.with_suffix('').name}.previous.json beside it is the one before: copy it over this one"
+                f"{path} must be a manifest as snapens wrote it, got {type(error).__name__}: {error}; "
+                f"{remedy if previous.exists() else 'restore the file'}"
             ) from error
 
 
