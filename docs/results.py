@@ -44,12 +44,14 @@ def overview(entries: ledger.Entries) -> object:
         epochs = [step * cyclic.recipe.epochs / schedule.total_steps for step in steps]
         rate.plot(epochs, [cyclic.recipe.lr * schedule(step) for step in steps], color=style.SINGLE)
         rate.set(ylabel="learning rate", ylim=(0, 1.05 * cyclic.recipe.lr))
-        for run, percent, words, colour in (
-            (standard, standard.snapshot_percent, "one model, standard schedule", style.BASELINE),
-            (cyclic, cyclic.snapshot_percent, "each snapshot alone", style.SINGLE),
-            (cyclic, cyclic.first_percent, "ensemble of the snapshots so far", style.ENSEMBLE),
+        single = standard.snapshot_percent[-1]
+        words = f"one model, standard schedule: {single:.2f} %"
+        error.axhline(single, color=style.BASELINE, linestyle=(0, (5, 3)), label=words)
+        for percent, words, colour in (
+            (cyclic.snapshot_percent, "each snapshot alone", style.SINGLE),
+            (cyclic.first_percent, "ensemble of the snapshots so far", style.ENSEMBLE),
         ):
-            error.plot(run.snapshot_epochs, percent, "o-", color=colour, label=f"{words}: {percent[-1]:.2f} %")
+            error.plot(cyclic.snapshot_epochs, percent, "o-", color=colour, label=f"{words}: {percent[-1]:.2f} %")
         for axes in (rate, error):
             for epoch in cyclic.snapshot_epochs:
                 axes.axvline(epoch, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)))

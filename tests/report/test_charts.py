@@ -75,7 +75,7 @@ def test_a_matrix_has_a_number_for_each_pair(summary, drawn, name, scale, form):
 @pytest.mark.parametrize("name", ["interpolated", "estimated"])
 def test_lines_lead_to_the_last_snapshot(summary, drawn, name):
     found = [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn[name].figure.axes[0].lines]
-    wanted = [([0, 0.5, 1], list(getattr(line, f"{name}_percent"))) for line in summary.details.lines]
+    wanted = [([0, 0.5, 1], list(getattr(line, f"{name}_percent"))) for line in summary.details.between.lines]
     assert found == wanted
     assert [xs[-1] for xs, _ in found] == [1, 1]
     ends = {round(ys[-1], 9) for _, ys in found}
@@ -83,9 +83,11 @@ def test_lines_lead_to_the_last_snapshot(summary, drawn, name):
 
 
 def test_labels_stay_apart_and_in_order():
-    places = charts._spread([5.0, 1.0, 1.1, 1.05], gap=0.5)
+    places = charts._spread([5.0, 1.0, 1.1, 1.05], 0.5, 0.0, 9.0)
     assert np.diff([places[1], places[3], places[2], places[0]]).min() >= 0.5 - 1e-12
-    assert charts._spread([1.0, 3.0], gap=0.5) == [1.0, 3.0]
+    assert charts._spread([1.0, 3.0], 0.5, 0.0, 9.0) == [1.0, 3.0]
+    assert charts._spread([1.0, 1.0, 1.0], 0.5, 1.0, 9.0) == [1.0, 1.5, 2.0]
+    assert charts._spread([9.0, 9.0, 9.0], 0.5, 1.0, 9.0) == [8.0, 8.5, 9.0]
 
 
 def test_reliability_has_both_predictors(summary, drawn):

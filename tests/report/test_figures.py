@@ -97,6 +97,19 @@ def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
         f"{data}\nα₀ = {lr}, n = 2" for lr in ("0.1", "0.2") for data in ("CIFAR-10", "CIFAR-100")
     ]
     assert axes.get_ylim()[0] < min(heights)
+    labels = [text for text in axes.texts if not text.get_text().startswith("single")]
+    assert [text.get_text() for text in labels] == [f"{height:.2f}" for height in heights]
+    for text, bar in zip(labels, axes.patches, strict=True):
+        assert text.get_window_extent().y0 > bar.get_window_extent().y1
+
+
+@pytest.mark.parametrize(("name", "apart"), [("3", 2), ("S", 1)])
+def test_panels_that_differ_in_the_rate_alone_have_one_scale(name, apart, everything):
+    axes = figure(name, everything, "densenet100").axes
+    assert len(axes) == 4
+    for k in range(0, 4, 2) if apart == 1 else range(2):
+        assert axes[k].get_ylim() == axes[k + apart].get_ylim()
+    assert axes[0].get_ylim() != axes[3].get_ylim()
 
 
 def test_figure_4_draws_budgets_and_as_many_models(everything):

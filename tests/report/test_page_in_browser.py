@@ -103,12 +103,18 @@ def test_the_policy_is_in_force(opened):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 390, 360])
 def test_text_can_be_read_and_nothing_is_wider_than_the_screen(opened, scheme, width):
     """Every piece of text has a contrast of at least 4.5 to the page, as WCAG asks."""
     opened.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     opened.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    assert (
+        opened.evaluate(
+            "(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)(document.querySelector('.scroll'))"
+        )
+        == 0
+    )
     found = opened.evaluate(
         "[...document.querySelectorAll('h1, h1 span, h2, p, td, th, li span, figcaption, dt, dd, summary, svg text')]"
         ".filter((element) => !element.closest('.unasked')).map((element) => {"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..extras import package
+from ..lab.between import Between
 from . import style
 from .account import Account
 from .details import Bin
@@ -22,10 +23,10 @@ def draw(summary: Summary) -> dict[str, Chart]:
         drawers.insert(0, training)
     if len(summary.focus.members) > 1:
         drawers += [last_members, exits, correlation, disagreement]
-    if summary.details.lines:
-        drawers += [interpolated, estimated]
     with style.drawing():
         drawn = [drawer(summary) for drawer in drawers]
+        if between := summary.details.between:
+            drawn += [interpolated(between), estimated(between)]
     return {chart.name: chart for chart in drawn}
 
 
@@ -69,7 +70,7 @@ def snapshots(summary: Summary) -> Chart:
     axes.set_xticks(k)
     axes.set_xlabel("snapshot")
     axes.set_ylabel("test error, %")
-    axes.legend(loc="upper right")
+    axes.legend(loc="best")
     told = f"From {_span(focus.members)} alone; from {_span(focus.first)} as the ensemble grows."
     return Chart("snapshots", figure, "Error of each snapshot and of the growing ensemble", told)
 
@@ -83,24 +84,25 @@ def last_members(summary: Summary) -> Chart:
     baseline = summary.baseline if evidence.part == "test" else None
     lowest = min([*errors, *_baseline_percent(baseline)])
     floor = max(0.0, lowest - 1.2 * max(float(np.ptp([*errors, *_baseline_percent(baseline)])), 0.5))
+    _reference(axes, baseline)
+    label = {"ha": "center", "fontsize": min(9.5, 90 / len(errors)), "color": INK, "bbox": style.CLEARING}
     for m, error in enumerate(errors, 1):
         axes.bar(m, error - floor, bottom=floor, width=0.62, color=ENSEMBLE, gid=f"m={m}")
-        axes.annotate(
-            f"{error:.2f}", (m, error), (0, 3), textcoords="offset points", ha="center", fontsize=9.5, color=INK
-        )
-    _reference(axes, baseline)
+        axes.annotate(f"{error:.2f}", (m, error), (0, 3), textcoords="offset points", **label)
     axes.set_xticks(np.arange(1, len(errors) + 1))
     axes.grid(False)
     axes.set_ylim(bottom=floor)
     axes.margins(y=0.12)
     axes.set_xlabel("m, members from the last backwards")
     axes.set_ylabel(_error_of(summary))
-    return Chart("last", figure, "Error of the last m together", f"From {errors[0]:.2f} % to {errors[-1]:.2f} %.")
+    told = f"From {errors[0]:.2f} % to {errors[-1]:.2f} %."
+    return Chart("last", figure, "Error of the last m together", told)
 
 
 def correlation(summary: Summary) -> Chart:
     """The correlation of every pair's softmax outputs (Figure 6)."""
-    return _matrix("correlation", "Correlation of softmax outputs", summary.details.correlation, "{:.3f}")
+    values = summary.details.correlation
+    return _matrix("correlation", "Correlation of softmax outputs", values, "{:.3f}" if len(values) < 8 else "{:.2f}")
 
 
 def disagreement(summary: Summary) -> Chart:
@@ -109,14 +111,14 @@ def disagreement(summary: Summary) -> Chart:
     return _matrix("disagreement", "Test images with different answers, %", values, "{:.1f}")
 
 
-def interpolated(summary: Summary) -> Chart:
+def interpolated(between: Between) -> Chart:
     """Figure 5, with BatchNorm's statistics on the line."""
-    return _lines(summary, "interpolated", "statistics on the line")
+    return _lines(between, "interpolated", "statistics on the line")
 
 
-def estimated(summary: Summary) -> Chart:
+def estimated(between: Between) -> Chart:
     """Figure 5, with BatchNorm's statistics estimated anew."""
-    return _lines(summary, "estimated", "statistics estimated anew")
+    return _lines(between, "estimated", "statistics estimated anew")
 
 
 def reliability(summary: Summary) -> Chart:
@@ -160,6 +162,8 @@ def _matrix(name: str, title: str, values: Any, form: str) -> Chart:
     figure = style.figure(height=300)
     axes, count = figure.subplots(), len(values)
     apart = ~np.eye(count, dtype=bool)
+    size = min(10.5, 80 / count)
+    legible = size > 5
     low, high = values[apart].min(), values[apart].max()
     for row, column in zip(*np.nonzero(apart), strict=True):
         share = (values[row, column] - low) / (high - low) if high > low else 0.5
@@ -168,8 +172,7 @@ def _matrix(name: str, title: str, values: Any, form: str) -> Chart:
                 (column + 0.53, row + 0.53), 0.94, 0.94, facecolor=ENSEMBLE, alpha=0.08 + 0.42 * share, linewidth=0
             )
         )
-        if count <= 10:
-            size = min(10.5, 60 / count)
+        if legible:
             axes.text(column + 1, row + 1, form.format(values[row, column]), ha="center", va="center", fontsize=size)
     axes.set(xlim=(0.5, count + 0.5), ylim=(count + 0.5, 0.5), aspect="equal", xlabel="snapshot", ylabel="snapshot")
     axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
@@ -180,17 +183,18 @@ def _matrix(name: str, title: str, values: Any, form: str) -> Chart:
     return Chart(name, figure, title, told)
 
 
-def _lines(summary: Summary, name: str, statistics: str) -> Chart:
+def _lines(between: Between, name: str, statistics: str) -> Chart:
     figure = style.figure()
-    axes, found = figure.subplots(), summary.details.lines
+    axes, found = figure.subplots(), between.lines
     for k, line in enumerate(found):
         strength = 0.35 + 0.65 * (k + 1) / len(found)
-        axes.plot(summary.details.last_share, getattr(line, f"{name}_percent"), color=ENSEMBLE, alpha=strength)
+        axes.plot(between.last_share, getattr(line, f"{name}_percent"), color=ENSEMBLE, alpha=strength)
     errors = [error for line in found for error in getattr(line, f"{name}_percent")]
     spread = max(errors) - min(errors) or 1
     axes.set_ylim(min(errors) - 0.05 * spread, max(errors) + 0.05 * spread)
     axes.set_xlim(-0.07, 1)
-    places = _spread([getattr(line, f"{name}_percent")[0] for line in found], gap=spread / 16)
+    heights = [getattr(line, f"{name}_percent")[0] for line in found]
+    places = _spread(heights, spread / 16, min(errors), max(errors))
     for line, place in zip(found, places, strict=True):
         axes.text(-0.02, place, str(line.snapshot), ha="right", va="center")
     axes.set_xlabel("λ: 0 is an earlier snapshot (its number), 1 the last one")
@@ -201,13 +205,14 @@ def _lines(summary: Summary, name: str, statistics: str) -> Chart:
     return Chart(name, figure, f"Between the last snapshot and the earlier ones, {statistics}", f"{told}.")
 
 
-def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Places for labels, near these heights, in the same order and at least `gap` apart."""
+def _spread(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels, near these heights, in the same order and at least `gap` apart, from `low` on or to `high`."""
     order, places = np.argsort(heights, kind="stable"), list(heights)
     for below, above in pairwise(order.tolist()):
         places[above] = max(places[above], places[below] + gap)
-    shift = float(np.mean(places) - np.mean(heights))
-    return [place - shift for place in places]
+    shift = float(np.mean(heights) - np.mean(places))
+    shift = max(min(shift, high - max(places)), low - min(places))
+    return [place + shift for place in places]
 
 
 def _error_of(summary: Summary) -> str:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from .. import metrics
 from ..errors import DamagedError
 from ..lab import gallery
-from ..lab.between import Line
+from ..lab.between import Between
 from ..lab.runs import Outputs, Run
 from ..lab.scores import Floats, Running
 from .account import Account
@@ -73,9 +73,8 @@ class Details:
 
     correlation: Floats
     disagreement: Floats
-    last_share: tuple[float, ...]
-    lines: tuple[Line, ...]
-    """Between the last snapshot and the earlier ones, at each of `last_share`; none where they were not measured."""
+    between: Between | None
+    """The errors between the last snapshot and the earlier ones, if they were measured."""
     reliability_last: tuple[Bin, ...]
     reliability_ensemble: tuple[Bin, ...]
     exits: Exits
@@ -89,8 +88,8 @@ class Details:
     def of(cls, run: Run, account: Account, outputs: Outputs, running: Running) -> "Details":
         """From a run folder alone."""
         p, labels = outputs.probabilities, outputs.labels
-        between = run.curves()
-        shares, lines = (between.last_share, between.lines) if between else ((), ())
+        curves = run.curves()
+        between = curves if curves and curves.lines else None
         held_out = run.outputs("held_out") if run.recipe.held_out else None
         chosen = held_out or outputs
         running_chosen = Running.of(chosen.probabilities, chosen.labels) if held_out else running
@@ -98,15 +97,14 @@ class Details:
         return cls(
             metrics.correlation(p),
             metrics.disagreement(p),
-            shares,
-            lines,
+            between,
             _reliability(running.confidence[0], ~account.wrong[0]),
             _reliability(running.confidence[-1], ~account.wrong[1]),
             Exits.of(running_chosen, chosen.labels),
             tuple(_examples(run, account.classes, outputs, running)),
             tuple(change for change in changes[:_CLASSES] if change.change < 0),
             tuple(change for change in changes[: -_CLASSES - 1 : -1] if change.change > 0),
-            Evidence.of("held_out" if held_out else "test", chosen, running_chosen, account, lines),
+            Evidence.of("held_out" if held_out else "test", chosen, running_chosen, account, between),
         )
 
 

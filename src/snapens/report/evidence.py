@@ -1,6 +1,6 @@
 """Evidence: the numbers that a verdict rests on, differences with what they are worth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, lgamma, log, sqrt
 from typing import Literal
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import metrics
-from ..lab.between import Line
+from ..lab.between import Between, Line
 from ..lab.recipe import Recipe
 from ..lab.runs import Outputs
 from ..lab.scores import Running
@@ -86,7 +86,9 @@ class Evidence:
     """The standard error of the last member's test error."""
 
     @classmethod
-    def of(cls, part: Part, outputs: Outputs, running: Running, account: Account, lines: Sequence[Line]) -> "Evidence":
+    def of(
+        cls, part: Part, outputs: Outputs, running: Running, account: Account, between: Between | None
+    ) -> "Evidence":
         """From what the members say of one part of the images, alone and as their mean grows."""
         p, labels = outputs.probabilities, outputs.labels
         alone, together = p.argmax(-1) != labels, running.choice != labels
@@ -109,7 +111,7 @@ class Evidence:
             over_fewer=tuple(Difference.of(together[-1], fewer) for fewer in together),
             over_best=tuple(Difference.of(fewer, together[best]) for fewer in together),
             disagreements=tuple(metrics.disagreement(p)[-1, :-1].tolist()),
-            lines={line.snapshot: line for line in lines},
+            lines={line.snapshot: line for line in between.lines} if between else {},
             test_noise=float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
         )
 

@@ -31,13 +31,15 @@ class Layout:
     """Where no mean over seeds is drawn."""
     legend: bool = False
     """One for all panels."""
+    comparable: bool = False
+    """Panels that differ in the last of their words alone have one scale."""
 
 
 _MARGIN_POINTS = 70  # for what stands above and below the panels
 _TITLE_POINTS = 6.6  # of a character
 _LAYOUTS = {
     "2": Layout((panels.losses,), 1, (540, 270), first_seed=True),
-    "3": Layout((panels.bars,), 4, (225, 215)),
+    "3": Layout((panels.bars,), 4, (225, 215), comparable=True),
     "4": Layout((panels.sizes,), 3, (270, 230)),
     "5": Layout(
         tuple(partial(panels.between, statistics=how) for how in ("interpolated", "estimated")),
@@ -47,7 +49,7 @@ _LAYOUTS = {
         legend=True,
     ),
     "6": Layout((panels.correlation,), 2, (285, 290), first_seed=True),
-    "S": Layout((panels.over_time,), 4, (215, 170), legend=True),
+    "S": Layout((panels.over_time,), 4, (215, 170), legend=True, comparable=True),
 }
 _WORDS = {
     **names.NETWORKS,
@@ -84,14 +86,20 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
         for axes in grid.flat[len(places) :]:
             axes.set_visible(False)
         evidence: list[Cell] = []
+        scales: dict[str, list[Any]] = {}
         for axes, (draw, words, cells) in zip(grid.flat, places, strict=False):
             found = entries if draw(axes, cells, entries) else {}
             if found:
                 evidence += cells
+                scales.setdefault(words.rpartition(", ")[0], []).append(axes)
             else:
                 _leave_empty(axes)
             title = _panel_title(words, cells, found, layout)
             axes.set_title(title, fontsize=9.5, loc="left", color=style.INK)
+        for alike in scales.values() if layout.comparable else ():
+            lows, highs = zip(*(axes.get_ylim() for axes in alike), strict=True)
+            for axes in alike:
+                axes.set_ylim(min(lows), max(highs))
         _label_outermost(grid)
         if layout.legend:
             _share_legend(drawn, grid)
@@ -166,11 +174,14 @@ def _panel_title(words: str, cells: Sequence[Cell], entries: Entries, layout: La
 
 def _title(name: str, network: str | None) -> str:
     drawn = paper_figures.figure(name)
+    shows = drawn.shows.replace(
+        "m = 1 … M", "m\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}1\N{NO-BREAK SPACE}…\N{NO-BREAK SPACE}M"
+    )
     if name == "S":
-        return f"Supplement: {drawn.shows}"
+        return f"Supplement: {shows}"
     own = names.network(next(iter(drawn.panels.values()))[0])
     shown = own if network is None else names.NETWORKS[network]
-    return f"Figure {name}, {shown}{'' if shown == own else f' (in the paper {own})'}: {drawn.shows}"
+    return f"Figure {name}, {shown}{'' if shown == own else f' (in the paper {own})'}: {shows}"
 
 
 def _label_outermost(grid: Any) -> None:

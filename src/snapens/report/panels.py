@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..lab.ledger import Entries, measured, runs_of
 from ..lab.paper import Cell
-from .style import BASELINE, ENSEMBLE, INK, MUTED, PAPER, SINGLE
+from .style import BASELINE, CLEARING, ENSEMBLE, INK, MUTED, SINGLE
 
 Floats = NDArray[np.float64]
 
@@ -50,8 +50,8 @@ def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     ms = range(1, snapshot.recipe.cycles + 1)
     for m, height in zip(ms, _mean([run.last_percent for run in runs]), strict=True):
         axes.bar(m, height, width=0.72, color=ENSEMBLE, zorder=2)
-        place = {"textcoords": "offset points", "ha": "center", "va": "top", "color": PAPER, "zorder": 4}
-        axes.annotate(f"{height:.2f}", (m, height), (0, -4), size=_SMALL, **place)
+        place = {"textcoords": "offset points", "ha": "center", "va": "bottom", "zorder": 4, "bbox": CLEARING}
+        axes.annotate(f"{height:.2f}", (m, height), (0, 3), size=_SMALL, **place)
     for run in runs if len(runs) > 1 else ():
         axes.plot(ms, run.last_percent, linestyle="", marker="_", color=INK, markersize=7, zorder=3)
     _level(axes, baseline)
@@ -112,6 +112,9 @@ def between(axes: Any, cells: Sequence[Cell], entries: Entries, statistics: str)
         words = {"interpolated": "statistics interpolated", "estimated": "statistics estimated anew"}[statistics]
         axes.set(xlabel="λ (1: the last snapshot)", ylabel=f"test error, %\n({words})", xlim=(0, 1))
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        if statistics == "estimated":
+            place = {"xycoords": "axes fraction", "ha": "right", "va": "top", "size": _SMALL, "color": MUTED}
+            axes.annotate(f"from {found[0].estimated_from}", (1, 1), **place)
     return bool(found)
 
 
@@ -169,7 +172,7 @@ def _level(axes: Any, errors: Sequence[float], falling: bool = False) -> None:
             ((0, level), (0, -2), "left", "top") if falling else ((1, level), (0, 2), "right", "bottom")
         )
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": ha, "va": va}
-        axes.annotate(f"single {level:.2f}", at, offset, size=_SMALL, color=BASELINE, **place)
+        axes.annotate(f"single {level:.2f}", at, offset, size=_SMALL, color=BASELINE, bbox=CLEARING, **place)
 
 
 def _mean(series: Sequence[tuple[float, ...]]) -> list[float]:

@@ -131,9 +131,10 @@ def _pairs(name: str, values: Any) -> Iterator[Row]:
 
 
 def _lines(summary: Summary) -> Iterator[Row]:
-    shares = summary.details.last_share
-    for line in summary.details.lines:
-        for share, *found in zip(shares, line.interpolated_percent, line.estimated_percent, strict=True):
+    if (between := summary.details.between) is None:
+        return
+    for line in between.lines:
+        for share, *found in zip(between.last_share, line.interpolated_percent, line.estimated_percent, strict=True):
             errors = dict(zip(("interpolated", "estimated"), (percent / 100 for percent in found), strict=True))
             yield {"snapshot": line.snapshot, "lambda": share, **errors}
 

@@ -19,6 +19,8 @@ COLOURS = {
     BASELINE: "baseline",
 }
 """What each colour is called in the page's style sheet."""
+CLEARING = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+"""Behind words that a line may cross."""
 
 _SETTINGS = {
     "axes.axisbelow": True,
