@@ -14,6 +14,8 @@ from ..lab.recipe import unknown
 from . import names, panels, style
 
 Draw = Callable[[Any, Sequence[Cell], Entries], bool]
+Place = tuple[Draw, str, Sequence[Cell]]
+"""How a panel is drawn, what it is called, and of which cells."""
 
 UNMEASURED = "not measured yet"
 
@@ -73,37 +75,21 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
         raise unknown("figure", name, _LAYOUTS)
     layout, shown = _LAYOUTS[name], _panels(name, network)
     places = [(draw, words, cells) for draw in layout.draws for words, cells in shown.items()]
-    width, height = layout.panel_points
     with style.drawing():
         if measured_only:  # on axes that nobody sees
             scratch = style.figure().subplots()
             places = [place for place in places if place[0](scratch, place[2], entries)] or places
         columns = min(layout.columns, -(-len(places) // len(layout.draws)))
         rows = -(-len(places) // columns)
-        drawn = style.figure(width * columns, height * rows + _MARGIN_POINTS)
+        width, height = layout.panel_points[0] * columns, layout.panel_points[1] * rows + _MARGIN_POINTS
+        drawn = style.figure(width, height)
         drawn.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
         grid = drawn.subplots(rows, columns, squeeze=False)
-        for axes in grid.flat[len(places) :]:
-            axes.set_visible(False)
-        evidence: list[Cell] = []
-        scales: dict[str, list[Any]] = {}
-        for axes, (draw, words, cells) in zip(grid.flat, places, strict=False):
-            found = entries if draw(axes, cells, entries) else {}
-            if found:
-                evidence += cells
-                scales.setdefault(words.rpartition(", ")[0], []).append(axes)
-            else:
-                _leave_empty(axes)
-            title = _panel_title(words, cells, found, layout)
-            axes.set_title(title, fontsize=9.5, loc="left", color=style.INK)
-        for alike in scales.values() if layout.comparable else ():
-            lows, highs = zip(*(axes.get_ylim() for axes in alike), strict=True)
-            for axes in alike:
-                axes.set_ylim(min(lows), max(highs))
+        evidence = _draw_panels(grid, places, entries, layout)
         _label_outermost(grid)
         if layout.legend:
             _share_legend(drawn, grid)
-        title = textwrap.fill(_title(name, network), int(width * columns / _TITLE_POINTS))
+        title = textwrap.fill(_title(name, network), int(width / _TITLE_POINTS))
         drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
         made = drawn.supxlabel(_made(evidence, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
         drawn.draw_without_rendering()  # has everything in its place, where it stays however often it is saved
@@ -112,6 +98,27 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
             drawn.draw_without_rendering()
         drawn.set_layout_engine("none")
     return drawn
+
+
+def _draw_panels(grid: Any, places: Sequence[Place], entries: Entries, layout: Layout) -> list[Cell]:
+    """Draw each on axes of its own, with its title; the cells of those that were measured."""
+    evidence: list[Cell] = []
+    scales: dict[str, list[Any]] = {}
+    for axes in grid.flat[len(places) :]:
+        axes.set_visible(False)
+    for axes, (draw, words, cells) in zip(grid.flat, places, strict=False):
+        found = entries if draw(axes, cells, entries) else {}
+        if found:
+            evidence += cells
+            scales.setdefault(words.rpartition(", ")[0], []).append(axes)
+        else:
+            _leave_empty(axes)
+        axes.set_title(_panel_title(words, cells, found, layout), fontsize=9.5, loc="left", color=style.INK)
+    for alike in scales.values() if layout.comparable else ():
+        lows, highs = zip(*(axes.get_ylim() for axes in alike), strict=True)
+        for axes in alike:
+            axes.set_ylim(min(lows), max(highs))
+    return evidence
 
 
 def svg(drawn: Any) -> bytes:
