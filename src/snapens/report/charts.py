@@ -32,7 +32,7 @@ def draw(summary: Summary) -> dict[str, Chart]:
 
 def training(summary: Summary) -> Chart:
     """The learning rate over the training loss, minima marked (Figure 2)."""
-    figure = style.figure(height=280)
+    figure = style.figure(height=255)
     rate, loss = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.2))
     shown = [(summary.focus, ENSEMBLE, "cycles" if summary.focus.recipe.method != "single" else "standard schedule")]
     if summary.baseline is not None and summary.baseline.trace.steps:
@@ -53,14 +53,14 @@ def training(summary: Summary) -> Chart:
     loss.set_ylabel("training loss")
     loss.set_xlabel("epoch")
     if len(shown) > 1:
-        loss.legend(loc="lower left")
+        figure.legend(*loss.get_legend_handles_labels(), loc="outside upper right", ncols=2)
     minima = ", ".join(f"{epoch:g}" for epoch in np.round(summary.focus.minima, 1))
     return Chart("training", figure, "Learning rate and training loss", f"Snapshots were taken at epochs {minima}.")
 
 
 def snapshots(summary: Summary) -> Chart:
     """Each snapshot alone, and the ensemble as it grows from the first (the supplement's curves)."""
-    figure = style.figure(height=280)
+    figure = style.figure(height=255)
     axes = figure.subplots()
     focus, k = summary.focus, np.arange(1, len(summary.focus.members) + 1)
     axes.plot(k, _percent(focus.members), color=SINGLE, marker="o", label="snapshot alone")
@@ -159,7 +159,7 @@ def exits(summary: Summary) -> Chart:
 
 def _matrix(name: str, title: str, values: Any, form: str) -> Chart:
     """A value for each pair of snapshots; the diagonal says nothing and stays empty."""
-    figure = style.figure(height=300)
+    figure = style.figure(height=280)
     axes, count = figure.subplots(), len(values)
     apart = ~np.eye(count, dtype=bool)
     size = min(10.5, 80 / count)

@@ -68,7 +68,7 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def figure(width: float = 390, height: float = 250) -> Any:
+def figure(width: float = 350, height: float = 235) -> Any:
     """An empty figure of so many points, drawn without a display."""
     return package("matplotlib.figure", "report").Figure(figsize=(width / 72, height / 72))
 
