@@ -19,7 +19,7 @@ import torch
 
 from snapens import Ensemble
 from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, NonFiniteError, StoreError
-from snapens.lab import nets, runs
+from snapens.lab import nets, runs, source
 from snapens.lab import training as training_module
 from snapens.lab.engine import prepare, train
 from snapens.lab.feed import Placed
@@ -182,6 +182,7 @@ def test_the_log_tells_what_happened(tmp_path):
     outputs = run.outputs()
     assert errors == [np.mean(member.argmax(1) != outputs.labels) for member in outputs.probabilities]
     assert lines[-1]["torch"] == torch.__version__
+    assert lines[-1]["sources"] == source.digest()
     assert lines[-1]["device"] == ("CPU, 1 thread" if (n := torch.get_num_threads()) == 1 else f"CPU, {n} threads")
     assert training.loss == lines[-3]["loss"]
     assert training.finished

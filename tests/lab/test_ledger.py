@@ -12,7 +12,7 @@ import torch
 
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
-from snapens.lab import ledger, paper
+from snapens.lab import ledger, paper, source
 from snapens.lab.between import Between, Line
 from snapens.lab.entry import Entry, Exit, Joint
 from snapens.lab.runs import Run
@@ -236,6 +236,20 @@ def test_a_result_stays_unless_it_is_said_to_be_overwritten(tmp_path):
     ledger.record(other, results, "third", overwrite=True)
     assert ledger.entries(results)[path.stem] == Entry.of_run(other, "third")
     assert [file.name for file in results.iterdir()] == [path.name]
+
+
+def test_a_commit_of_other_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "digest_at", {"first": "a", "second": "b", "unknown": None}.get)
+    run, mixed = finished(tmp_path, sources="a"), finished(tmp_path, SINGLE, sources="a b")
+    for wrong in ((run, "second"), (mixed, "first"), (mixed, "second")):
+        with pytest.raises(
+            MismatchError, match=r"commit must be that of the code which trained .*, but \w+ is of other"
+        ):
+            ledger.record(wrong[0], tmp_path / "results", wrong[1])
+    assert not (tmp_path / "results").exists()
+    ledger.record(run, tmp_path / "results", "first")
+    ledger.record(mixed, tmp_path / "results", "unknown")  # git cannot tell: the caller's word
+    ledger.record(finished(tmp_path, replace(SINGLE, seed=1)), tmp_path / "results", "second")  # nor can an old log
 
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path):

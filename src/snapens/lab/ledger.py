@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, DamagedError, StoreError
+from ..errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ..storage import durable, jsonfile
-from . import paper
+from . import paper, source
 from .entry import Entry, Joint, Origin, joint_name
 from .typed import decoded
 
@@ -21,13 +21,14 @@ _KINDS: dict[str, type[Entry] | type[Joint]] = {"run": Entry, "runs together": J
 
 
 def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) -> Path:
-    """Keep what a finished run of the paper's measured; `commit` is that of the code which trained it.
+    """Keep what a finished run of the paper's measured; `commit` is that of the code which trained it, all of it.
 
     A result that is there already stays as it is, but for the lines between its snapshots, which may come later;
     another result of the same name, or of another commit, is refused unless `overwrite`. A new result removes the
     numbers that an earlier one had a part in together with other runs: they are no longer true.
     """
     entry = Entry.of_run(run, commit)
+    _require_commit(run, commit)
     path = folder / f"{entry.name}.json"
     before = _read(path)
     if isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry:
@@ -111,6 +112,17 @@ def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
         return path
     kind = next(kind for kind, form in _KINDS.items() if isinstance(entry, form))
     return durable.write(path, jsonfile.dumps({"format": _FORMAT, "kind": kind, **asdict(entry)}))
+
+
+def _require_commit(run: "Run", commit: str) -> None:
+    """Make sure that a run was trained by the code of a commit, where its log and git know."""
+    trained_by = set(str((run.last_words or {}).get("sources", "")).split())
+    there = source.digest_at(commit) if trained_by else None
+    if there is not None and trained_by != {there}:
+        raise MismatchError(
+            f"commit must be that of the code which trained {run.path}, but {commit} is of other code: "
+            "give another one, or commit that code first"
+        )
 
 
 def _files(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import __version__, metrics
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError, DamagedError, NonFiniteError
-from . import gallery
+from . import gallery, source
 from .feed import Placed
 from .interpolate import between
 from .recipe import Recipe
@@ -140,7 +140,7 @@ class Training:
         """Keep the state as it is now."""
         with self._queue():
             self._log_stretches(wait=True)
-            notes = {"seconds": self.seconds, "ensembler": self._ensembler.state_dict()}
+            notes = {"seconds": self.seconds, "sources": self._sources, "ensembler": self._ensembler.state_dict()}
             self.run.save(State(self.completed, self.step.state(), notes))
         self._saved = time.monotonic()
 
@@ -160,6 +160,8 @@ class Training:
         state = self.run.state()
         self._saved = self._seen = time.monotonic()
         self._began = self._saved - (state.notes["seconds"] if state else 0.0)
+        before = state.notes.get("sources", []) if state else []
+        self._sources: list[str] = sorted({*before, source.digest()})
         if state is None and self.run.snapshots.steps:
             raise DamagedError(f"{self.run.path} must hold the state that its snapshots belong to: restore state/")
         if state is None:
@@ -247,7 +249,7 @@ class Training:
         self.close()
         if not self.run.finished:
             gallery.keep(self.run, self.placed.data.test.pixels)
-            surroundings = {"pack": self.pack, **_surroundings(self.placed)}
+            surroundings = {"pack": self.pack, "sources": " ".join(self._sources), **_surroundings(self.placed)}
             self._note("finished", step=self.completed, seconds=round(self.seconds, 3), **surroundings)
 
     def _note(self, event: str, **values: Any) -> None:
