@@ -95,8 +95,7 @@ def last_members(summary: Summary) -> Chart:
     axes.margins(y=0.12)
     axes.set_xlabel("m, members from the last backwards")
     axes.set_ylabel(_error_of(summary))
-    told = f"From {errors[0]:.2f} % to {errors[-1]:.2f} %."
-    return Chart("last", figure, "Error of the last m together", told)
+    return Chart("last", figure, "Error of the last m together", f"From {errors[0]:.2f} % to {errors[-1]:.2f} %.")
 
 
 def correlation(summary: Summary) -> Chart:
