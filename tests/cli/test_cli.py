@@ -305,6 +305,8 @@ def test_a_report_is_written_where_it_is_asked_for(folder, capsys):
     assert main(["report", "run", "--out", "pages/one.html"]) == 0
     assert capsys.readouterr().out == "pages/one.html\n"
     assert (folder / "pages/one.html").read_text().startswith("<!doctype html>")
+    assert main(["report", "run", "--out", "pages"]) == 0
+    assert capsys.readouterr().out == "pages/report.html\n"
     assert main(["report", "run", "--format", "csv", "--out", "pieces"]) == 0
     assert all(line.startswith("pieces/") for line in capsys.readouterr().out.split())
     assert main(["report", "tiny.npz"]) == 2

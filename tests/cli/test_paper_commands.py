@@ -30,7 +30,9 @@ def recorded(tmp_path, monkeypatch):
 def test_a_finished_run_enters_the_ledger_and_the_list_shows_it(recorded, capsys):
     assert main(["paper", "record", "run", "--commit", "3f2a91c"]) == 0
     [path] = Path("results").glob("*.json")
-    assert capsys.readouterr().out == f"{path}\n"
+    said = capsys.readouterr()
+    assert said.out == f"{path}\n"
+    assert said.err == "run: the commit is your word; its log or git does not tell\n"
     assert json.loads(path.read_text())["origin"]["commit"] == "3f2a91c"
     assert main(["paper", "list"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("wrn32"))
@@ -70,6 +72,7 @@ def test_a_mistyped_ledger_is_told_from_one_that_is_not_there_yet(tmp_path, monk
     assert main(["paper", *command, "--ledger", "resluts"]) == 2
     assert "ledger must be a folder, got resluts: check the path" in capsys.readouterr().err
     assert main(["paper", *command]) == 0
+    assert "there is no ledger here, results/: the one of snapens is in its repository" in capsys.readouterr().err
     Path("results").write_text("")
     assert main(["paper", *command]) == 2
     assert "ledger must be a folder, got results: check the path" in capsys.readouterr().err

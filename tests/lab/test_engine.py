@@ -518,7 +518,9 @@ def test_a_pack_too_large_for_the_device_says_how_many_fit_and_begins_no_run(tmp
 def test_too_few_images_for_the_cycles_are_refused_before_a_folder_is_made(tmp_path):
     with pytest.raises(ArgumentError, match="batch must be at most the 40 training images, got 41"):
         prepare([(tiny.recipe(batch=41), tmp_path / "run")], tiny.load, CPU)
-    with pytest.raises(ArgumentError, match="epochs must give steps that divide into cycles of nearly equal length"):
+    with pytest.raises(
+        ArgumentError, match="epochs must give cycles of steps / cycles, rounded up, and a last one about as long"
+    ):
         prepare([(tiny.recipe(cycles=3), tmp_path / "run")], tiny.load, CPU)
     with pytest.raises(ArgumentError, match="held_out must be at least 0 and less than the 40 training images"):
         prepare([(tiny.recipe(held_out=40), tmp_path / "run")], tiny.load, CPU)

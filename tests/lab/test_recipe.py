@@ -204,3 +204,19 @@ def test_the_help_names_every_network_and_data_set():
 def test_a_setting_of_another_type_is_refused(settings, message):
     with pytest.raises(ArgumentError, match=re.escape(message)):
         Recipe(**settings)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "cycles", "remedy"),
+    [
+        (10, 5, "epochs=12 or cycles=4"),  # 156 steps: four of 32, and 28
+        (5, 5, "epochs=7 or cycles=4"),  # 78 steps: four of 16, and 14; but 109 are four of 22, and 21
+    ],
+)
+def test_a_budget_that_does_not_divide_is_refused_with_others_that_do(epochs, cycles, remedy):
+    recipe = Recipe(network="small", dataset="glyphs", method="snapshot", epochs=epochs, cycles=cycles)
+    with pytest.raises(ArgumentError, match=rf"epochs must give cycles of steps / cycles, .*: take {remedy}$"):
+        recipe.schedule(1000)
+    for pair in remedy.split(" or "):
+        name, value = pair.split("=")
+        replace(recipe, **{name: int(value)}).schedule(1000)

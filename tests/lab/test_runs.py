@@ -372,7 +372,8 @@ def test_pixels_are_prepared_as_they_were_for_training(tmp_path):
     data = tiny.data()
     Run(tmp_path).begin(tiny.recipe(), data.described())
     placed = Placed(data, torch.device("cpu"))
-    assert torch.allclose(Run(tmp_path).prepared(data.test.pixels), next(placed.batches(data.test)), atol=1e-6)
+    for pixels in (data.test.pixels, torch.from_numpy(data.test.pixels)):
+        assert torch.allclose(Run(tmp_path).prepared(pixels), next(placed.batches(data.test)), atol=1e-6)
     with pytest.raises(ArgumentError, match=r"uint8 of shape \(images, 8, 8, 3\), got uint8 of \(20, 8\)"):
         Run(tmp_path).prepared(data.test.pixels[:, :, 0, 0])
     assert repr(Run("runs/a")) == "Run('runs/a')"

@@ -77,6 +77,16 @@ def test_what_git_does_not_know_is_not_known(package, tmp_path_factory, monkeypa
     assert source.digest_at("HEAD") is None
 
 
+def test_an_installed_package_asks_the_repository_that_it_is_used_in(package, tmp_path_factory, monkeypatch):
+    known = source.digest_at("HEAD")
+    installed = tmp_path_factory.mktemp("site") / package.name
+    installed.mkdir()
+    monkeypatch.setattr(source, "_PACKAGE", installed)
+    assert source.digest_at("HEAD") is None
+    monkeypatch.chdir(package.parent.parent)
+    assert source.digest_at("HEAD") == known
+
+
 def test_a_run_names_all_the_code_that_trained_it(tmp_path, monkeypatch):
     def go_on(code, until):
         monkeypatch.setattr(source, "digest", lambda: code)

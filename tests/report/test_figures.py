@@ -114,15 +114,15 @@ def test_panels_that_differ_in_the_rate_alone_have_one_scale(name, apart, everyt
 
 def test_figure_4_draws_budgets_and_as_many_models(everything):
     budget, _, models = figure("4", everything).axes
-    x, y = lines(budget)["Snapshot Ensemble"]
+    x, y = lines(budget)["Snapshot Ensemble, α₀ = 0.1"]
     assert list(x) == [60, 120, 180, 240, 300]
     full = [everything[f"densenet40-cifar10-snapshot-0.1-seed{seed}"].last_percent[-1] for seed in (0, 1)]
     assert y[-1] == pytest.approx(np.mean(full))
-    assert list(lines(budget)["SingleCycle Ensemble"][0]) == [60, 120, 180, 240, 300]
+    assert list(lines(budget)["SingleCycle Ensemble, α₀ = 0.1"][0]) == [60, 120, 180, 240, 300]
     x, y = lines(models)["m models, each trained in full"]
     assert list(x) == [1, 2, 3, 4, 5, 6]
     assert list(y[1:]) == pytest.approx([24 - seeds / 2 + 1 / 16 for seeds in range(2, 7)])
-    assert list(lines(models)["last m snapshots of one run"][0]) == [1, 2, 3, 4, 5, 6]
+    assert list(lines(models)["last m snapshots of one run, α₀ = 0.2"][0]) == [1, 2, 3, 4, 5, 6]
 
 
 def test_figure_5_draws_both_statistics_of_every_earlier_snapshot(everything):

@@ -58,6 +58,8 @@ class Train:
     where: Where
     out: Place = None
     """The run folder; by default one under runs/ that says what the recipe is."""
+    curves: bool = False
+    """Measure the errors between the last snapshot and each earlier one at the end, as in the paper's Figure 5."""
 
     def __call__(self) -> int:
         """Train, then print what the snapshots are worth."""
@@ -66,7 +68,7 @@ class Train:
 
         recipe = Recipe(**vars(self.recipe))
         out = self.out or Path("runs") / run_name(recipe)
-        status = train([(recipe, out)], self.where)
+        status = train([(recipe, out)], self.where, curves=self.curves)
         if status == 0:
             tables.run(out)
             show_report([out])
@@ -80,7 +82,7 @@ class Report:
     runs: Annotated[tuple[Path, ...], Positional]
     """Run folders: one, or several to compare; the page is about the first Snapshot Ensemble among them."""
     out: Place = None
-    """The page, or the folder for the pieces; by default in the first run's folder."""
+    """The page, or the folder for it or for the pieces; by default in the first run's folder."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
     """html: the page; else its pieces, charts as png or svg, tables as csv or json."""
 
@@ -94,7 +96,8 @@ class Report:
             raise ArgumentError("runs must name at least one run folder, got none")
         runs = [Run(path) for path in self.runs]
         if self.format == "html":
-            written = [write(runs, self.out or self.runs[0] / "report.html")]
+            out = self.out or self.runs[0]
+            written = [write(runs, out / "report.html" if out.is_dir() else out)]
         else:
             written = pieces(runs, self.out or self.runs[0] / "report", self.format)
         sys.stdout.write("".join(f"{path}\n" for path in written))

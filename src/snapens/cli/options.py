@@ -23,7 +23,5 @@ class Where:
     """How many a CPU uses; torch's own choice by default."""
     resume: bool = False
     """Go on with the runs that are in their folders."""
-    curves: bool = False
-    """Errors between the last snapshot and each earlier one, as in the paper's Figure 5, measured at the end."""
     tensorboard: bool = False
     """Write TensorBoard's event files into the run folders as well."""

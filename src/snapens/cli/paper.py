@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -48,11 +48,13 @@ class PaperRun:
 
     cells: Annotated[tuple[str, ...], Positional]
     """Names of cells; `snapens paper list` shows them."""
-    where: Where = field(default_factory=lambda: Where(curves=True))
+    where: Where
     out: Path = Path("runs/paper")
     """The folder for the run folders."""
     seed: int = 0
     """Which repetition: a cell of one run has this seed, one of K runs the seeds from K times this on."""
+    no_curves: bool = False
+    """Leave out the errors between the last snapshot and each earlier one (Figure 5), measured at the end."""
 
     def __call__(self) -> int:
         """Train them, then print the cells."""
@@ -67,7 +69,8 @@ class PaperRun:
         begun = [path for _, path in jobs if Run(path).exists and not Run(path).finished]
         if begun and not self.where.resume:
             raise StoreError(f"run must be finished or not begun, got {begun[0]}: choose another --out, or --resume")
-        status = train(jobs, replace(self.where, resume=True))  # what finished before is shown, not repeated
+        # what finished before is shown, not repeated
+        status = train(jobs, replace(self.where, resume=True), curves=not self.no_curves)
         tables.cells(cells, self._measured)
         return status
 
@@ -104,6 +107,8 @@ class PaperRecord:
             raise ArgumentError(f"commit must be 7 to 40 hexadecimal digits, as git has them, got {self.commit!r}")
         for run in runs:  # said one by one: what was kept before an error stays
             sys.stdout.write(f"{ledger.record(run, self.ledger, self.commit, overwrite=self.overwrite)}\n")
+            if ledger.is_of_commit(run, self.commit) is None:
+                sys.stderr.write(f"{run.path}: the commit is your word; its log or git does not tell\n")
         for path in ledger.record_together(runs, self.ledger, overwrite=self.overwrite):
             sys.stdout.write(f"{path}\n")
         return 0
@@ -163,6 +168,8 @@ def _entries(folder: Path) -> "Entries":
 
     if not folder.is_dir() and (folder != LEDGER or folder.exists()):
         raise ArgumentError(f"ledger must be a folder, got {folder}: check the path")
+    if not folder.exists():
+        sys.stderr.write(f"there is no ledger here, {folder}/: the one of snapens is in its repository\n")
     return ledger.entries(folder)
 
 

@@ -22,10 +22,17 @@ if TYPE_CHECKING:
     from .options import Where
 
 
-def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the same command with --resume") -> int:
+def train(
+    jobs: Sequence[tuple[Recipe, Path]],
+    where: "Where",
+    *,
+    curves: bool = False,
+    again: str = "the same command with --resume",
+) -> int:
     """Train a pack: 0 if all its runs finished, 1 if one failed, 130 if it was interrupted.
 
-    A run to be resumed that has finished is left as it is. `again` is what goes on after an interruption.
+    A run to be resumed that has finished is left as it is. With `curves`, the errors between snapshots are measured at
+    the end. `again` is what goes on after an interruption.
     """
     import torch  # only now: --help need not wait for it
 
@@ -37,7 +44,7 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the
             raise ArgumentError(f"threads must be at least 1, got {where.threads}")
         torch.set_num_threads(where.threads)
     watchers: list[Watcher] = [TensorBoard()] if where.tensorboard else []
-    complete = [path for recipe, path in jobs if where.resume and _complete(recipe, path, where.curves)]
+    complete = [path for recipe, path in jobs if where.resume and _complete(recipe, path, curves)]
     for path in complete:
         sys.stderr.write(f"{path} is finished already\n")
     jobs = [(recipe, path) for recipe, path in jobs if path not in complete]
@@ -66,7 +73,7 @@ def train(jobs: Sequence[tuple[Recipe, Path]], where: "Where", again: str = "the
         interrupt.restore()
         for watcher in watchers:
             watcher.close()
-    if where.curves:
+    if curves:
         sys.stderr.write("measuring between the snapshots\n")
         engine.measure_between(trainings)
     for training in trainings:

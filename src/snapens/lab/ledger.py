@@ -28,7 +28,11 @@ def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) ->
     numbers that an earlier one had a part in together with other runs: they are no longer true.
     """
     entry = Entry.of_run(run, commit)
-    _require_commit(run, commit)
+    if is_of_commit(run, commit) is False:
+        raise MismatchError(
+            f"commit must be that of the code which trained {run.path}, but {commit} is of other code: "
+            "give another one, or commit that code first"
+        )
     path = folder / f"{entry.name}.json"
     before = _read(path)
     if isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry:
@@ -54,6 +58,13 @@ def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = Fa
                 joint = Joint.of_entries(cell, repetition, found, [there[name] for name in names])
                 kept.append(_keep(joint, folder, overwrite))
     return kept
+
+
+def is_of_commit(run: "Run", commit: str) -> bool | None:
+    """Whether a run was trained by the code of a commit, and no other; None where its log or git does not tell."""
+    trained_by = set(str((run.last_words or {}).get("sources", "")).split())
+    there = source.digest_at(commit) if trained_by else None
+    return None if there is None else trained_by == {there}
 
 
 def entries(folder: Path) -> dict[str, Entry | Joint]:
@@ -112,17 +123,6 @@ def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
         return path
     kind = next(kind for kind, form in _KINDS.items() if isinstance(entry, form))
     return durable.write(path, jsonfile.dumps({"format": _FORMAT, "kind": kind, **asdict(entry)}))
-
-
-def _require_commit(run: "Run", commit: str) -> None:
-    """Make sure that a run was trained by the code of a commit, where its log and git know."""
-    trained_by = set(str((run.last_words or {}).get("sources", "")).split())
-    there = source.digest_at(commit) if trained_by else None
-    if there is not None and trained_by != {there}:
-        raise MismatchError(
-            f"commit must be that of the code which trained {run.path}, but {commit} is of other code: "
-            "give another one, or commit that code first"
-        )
 
 
 def _files(folder: Path) -> list[Path]:

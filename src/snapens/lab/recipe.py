@@ -92,17 +92,30 @@ class Recipe:
 
     def schedule(self, images: int) -> Schedule:
         """The schedule over `epochs` of so many training images; batches may straddle two epochs."""
-        total, warmup = (epochs * images // self.batch for epochs in (self.epochs, self.warmup_epochs))
         try:
-            if self.method == "single":
-                return StepDecay(total, self.cycles, warmup_steps=warmup)
-            return CyclicCosine(total, self.cycles, warmup_steps=warmup)
+            return self._schedule(images, self.epochs, self.cycles)
         except ArgumentError as error:
+            more = range(self.epochs + 1, 10 * self.epochs + 100)
+            remedies = [f"epochs={n}" for n in more if self._fits(images, n, self.cycles)][:1]
+            remedies += [f"cycles={n}" for n in range(1, self.cycles) if self._fits(images, self.epochs, n)][-1:]
             raise ArgumentError(
-                f"epochs must give steps that divide into cycles of nearly equal length, got {total} steps "
-                f"({self.epochs} epochs of {images} images in batches of {self.batch}) for cycles={self.cycles}: "
-                "take more epochs, a smaller batch or fewer cycles"
+                "epochs must give cycles of steps / cycles, rounded up, and a last one about as long, got "
+                f"{self.epochs * images // self.batch} steps ({self.epochs} epochs of {images} images in batches of "
+                f"{self.batch}) for cycles={self.cycles}: take {' or '.join(remedies) or 'fewer epochs of warm-up'}"
             ) from error
+
+    def _schedule(self, images: int, epochs: int, cycles: int) -> Schedule:
+        total, warmup = (n * images // self.batch for n in (epochs, self.warmup_epochs))
+        if self.method == "single":
+            return StepDecay(total, cycles, warmup_steps=warmup)
+        return CyclicCosine(total, cycles, warmup_steps=warmup)
+
+    def _fits(self, images: int, epochs: int, cycles: int) -> bool:
+        try:
+            self._schedule(images, epochs, cycles)
+        except ArgumentError:
+            return False
+        return True
 
     def begins_fresh(self, cycle: int) -> bool:
         """Whether a cycle, counted from 0, starts from new weights; the first always does."""

@@ -92,6 +92,7 @@ class Run:
 
     def prepared(self, pixels: NDArray[np.uint8]) -> Tensor:
         """What the members expect: uint8 pixels (images, size, size, channels), normalised, channels first."""
+        pixels = np.asarray(pixels)
         wanted = (self.data["size"], self.data["size"], self.data["channels"])
         if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
             raise ArgumentError(

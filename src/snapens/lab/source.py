@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -16,15 +17,14 @@ def digest() -> str:
 
 
 def digest_at(commit: str) -> str | None:
-    """What `digest` is at a commit; None where git does not know it, as for an installed package."""
-    command = ["git", "ls-tree", "-r", commit]
-    try:
-        listed = subprocess.run(command, cwd=_PACKAGE, capture_output=True, check=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    files = (line.split("\t") for line in listed.splitlines())  # "mode type name", path
-    blobs = {path: about.split()[-1] for about, path in files if path.endswith(".py")}
-    return _digest(blobs) if blobs else None
+    """What `digest` is at a commit of our repository, the package's or the one we are in; None where there is none."""
+    command = ["git", "ls-tree", "-r", "--full-tree", f"{commit}:src/{_PACKAGE.name}"]
+    for folder in (_PACKAGE, Path.cwd()):
+        with suppress(OSError, subprocess.CalledProcessError):
+            listed = subprocess.run(command, cwd=folder, capture_output=True, check=True, text=True).stdout
+            files = (line.split("\t") for line in listed.splitlines())  # "mode type name", path
+            return _digest({path: about.split()[-1] for about, path in files if path.endswith(".py")})
+    return None
 
 
 def _blob(path: Path) -> str:

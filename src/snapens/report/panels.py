@@ -77,7 +77,7 @@ def _by_budget(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     ):
         of_method = [cell for cell in cells if cell.recipe.method == method]
         points = {cell.recipe.epochs: found for cell in of_method if (found := measured(cell, entries))}
-        drawn |= _line(axes, points, words, colour, marker)
+        drawn |= _line(axes, points, f"{words}, {_rate(of_method)}", colour, marker)
     if drawn:
         epochs = sorted({cell.recipe.epochs for cell in cells})
         axes.set(xlabel="training budget, epochs", ylabel="test error, %", xlim=(epochs[0] - 15, epochs[-1] + 15))
@@ -87,11 +87,12 @@ def _by_budget(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
 
 
 def _by_models(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
-    runs = [run for cell in cells if cell.recipe.method == "snapshot" for run in runs_of(cell, entries)]
+    cyclic = [cell for cell in cells if cell.recipe.method == "snapshot"]
+    runs = [run for cell in cyclic for run in runs_of(cell, entries)]
     snapshots = dict(enumerate(map(list, zip(*(run.last_percent for run in runs), strict=True)), 1))
     true = [cell for cell in cells if cell.recipe.method == "single"]
     models = {cell.seeds: found for cell in true if (found := measured(cell, entries))}
-    drawn = _line(axes, snapshots, "last m snapshots of one run", ENSEMBLE, "o")
+    drawn = _line(axes, snapshots, f"last m snapshots of one run, {_rate(cyclic)}", ENSEMBLE, "o")
     drawn |= _line(axes, models, "m models, each trained in full", BASELINE, "D")
     if drawn:
         most = max(max(cell.seeds for cell in cells), max(cell.recipe.cycles for cell in cells))
@@ -173,6 +174,10 @@ def _level(axes: Any, errors: Sequence[float], falling: bool = False) -> None:
         )
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": ha, "va": va}
         axes.annotate(f"single {level:.2f}", at, offset, size=_SMALL, color=BASELINE, bbox=CLEARING, **place)
+
+
+def _rate(cells: Sequence[Cell]) -> str:
+    return " and ".join(f"α₀ = {lr:g}" for lr in sorted({cell.recipe.lr for cell in cells}))
 
 
 def _mean(series: Sequence[tuple[float, ...]]) -> list[float]:
