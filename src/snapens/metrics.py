@@ -32,7 +32,18 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> Any:
         >>> round(float(nll([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
         0.5108
     """
-    return -np.mean(np.log(np.maximum(_of_label(*_checked(probabilities, labels)), np.finfo(np.float32).tiny)), axis=-1)
+    return np.mean(surprise(_of_label(*_checked(probabilities, labels))), axis=-1)
+
+
+def surprise(p: Floats) -> Floats:
+    """−log p, in nats, of each probability; 0 counts as the least normal float32.
+
+    Examples:
+        >>> surprise(np.array([1.0, 0.5])).round(4) + 0
+        array([0.    , 0.6931])
+    """
+    found: Floats = -np.log(np.maximum(p, np.finfo(np.float32).tiny))
+    return found
 
 
 def brier(probabilities: ArrayLike, labels: ArrayLike) -> Any:

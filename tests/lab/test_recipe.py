@@ -220,3 +220,9 @@ def test_a_budget_that_does_not_divide_is_refused_with_others_that_do(epochs, cy
     for pair in remedy.split(" or "):
         name, value = pair.split("=")
         replace(recipe, **{name: int(value)}).schedule(1000)
+
+
+def test_a_budget_that_no_epochs_mend_asks_for_images():
+    recipe = Recipe(network="small", dataset="glyphs", method="snapshot", epochs=5, cycles=5)
+    with pytest.raises(ArgumentError, match=r"got 0 steps .*: take more images or a smaller batch$"):
+        recipe.schedule(1)

@@ -72,6 +72,14 @@ def test_a_matrix_has_a_number_for_each_pair(summary, drawn, name, scale, form):
     assert shown == {(row + 1, column + 1): form.format(values[row, column]) for row, column in pairs}
 
 
+@pytest.mark.parametrize(("members", "form"), [(7, "{:.3f}"), (8, "{:.2f}"), (15, "{:.2f}"), (16, None)])
+def test_a_large_matrix_has_shorter_numbers_and_then_none(tmp_path, members, form):
+    summary = summarise([folders.made(tmp_path / "run", members=members)])
+    texts = charts.draw(summary)["correlation"].figure.axes[0].texts
+    values = summary.details.correlation[~np.eye(members, dtype=bool)]
+    assert [text.get_text() for text in texts] == ([form.format(value) for value in values] if form else [])
+
+
 @pytest.mark.parametrize("name", ["interpolated", "estimated"])
 def test_lines_lead_to_the_last_snapshot(summary, drawn, name):
     found = [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn[name].figure.axes[0].lines]

@@ -134,6 +134,7 @@ def test_figure_5_draws_both_statistics_of_every_earlier_snapshot(everything):
             x, y = lines(panel)[f"snapshot {line.snapshot}"]
             assert (tuple(x), tuple(y)) == (found.last_share, getattr(line, errors))
     assert axes[2].get_title(loc="left").startswith("CIFAR-10\nno cycles")
+    assert [text.get_text() for panel in axes[:5] for text in panel.texts] == [f"from {found.estimated_from}"]
 
 
 def test_figure_5_without_curves_is_not_measured_though_the_run_is():

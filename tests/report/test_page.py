@@ -53,6 +53,7 @@ def test_a_page_answers_first_and_shows_every_part(demo):
     assert sum(tag == "img" for tag, _ in shape.elements) == 40
     assert "From 30 training images that were held out" in text
     assert "held-out error, %" in text
+    assert "statistics estimated anew from nothing, at its ends too" in text
 
 
 def test_a_standard_schedule_is_called_as_the_paper_calls_it(tmp_path):

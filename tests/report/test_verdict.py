@@ -76,7 +76,9 @@ def test_probabilities_are_worse_beyond_two_standard_errors(together, worse):
     assert ("The ensemble's probabilities are worse than its last snapshot's." in found) is worse
     if worse:
         because = found["The ensemble's probabilities are worse than its last snapshot's."].because
-        assert because.startswith("NLL 1.0210 instead of 1.0000, with a paired standard error of 0.0100. Calibrate")
+        assert because.startswith(
+            "NLL 1.0210 instead of 1.0000, with a paired standard error of 0.0100. Calibrate it on images that"
+        )
 
 
 def test_reasons_name_the_numbers():

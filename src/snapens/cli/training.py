@@ -39,15 +39,10 @@ def train(
     from ..lab import engine
 
     device, root = chosen_device(where.device), data_root(where.data)
-    if where.threads is not None:
-        if where.threads < 1:
-            raise ArgumentError(f"threads must be at least 1, got {where.threads}")
-        torch.set_num_threads(where.threads)
+    _limit_threads(where.threads)
     watchers: list[Watcher] = [TensorBoard()] if where.tensorboard else []
-    complete = [path for recipe, path in jobs if where.resume and _complete(recipe, path, curves)]
-    for path in complete:
-        sys.stderr.write(f"{path} is finished already\n")
-    jobs = [(recipe, path) for recipe, path in jobs if path not in complete]
+    if where.resume:
+        jobs = [(recipe, path) for recipe, path in jobs if not _is_complete(recipe, path, curves)]
     if not jobs:
         return 0
 
@@ -56,12 +51,11 @@ def train(
         with Download(recipe.dataset) as progress:
             return data.load(recipe.dataset, root, download=where.download, progress=progress)
 
-    terminal = sys.stderr.isatty()
     if device.type == "cuda":
         sys.stderr.write(f"preparing {len(jobs)} run{'s' * (len(jobs) > 1)}: the networks are being compiled\n")
     trainings = engine.prepare(jobs, load, device, resume=where.resume)
     interrupt = _Interrupt()
-    watchers.append(Bars(trainings) if terminal else Lines())
+    watchers.append(Bars(trainings) if sys.stderr.isatty() else Lines())
 
     def watch(training: "Training") -> None:
         for watcher in watchers:
@@ -98,11 +92,22 @@ def show_report(paths: Sequence[Path]) -> None:
         sys.stdout.write(f"no report: {error}\n")
 
 
-def _complete(recipe: Recipe, path: Path, curves: bool) -> bool:
+def _limit_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        if threads < 1:
+            raise ArgumentError(f"threads must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+
+
+def _is_complete(recipe: Recipe, path: Path, curves: bool) -> bool:
+    """Whether nothing is left to do of a run; then that is said."""
     run = Run(path)
     if not (run.exists and run.finished) or (curves and run.curves() is None):
         return False
     run.require(recipe)
+    sys.stderr.write(f"{path} is finished already\n")
     return True
 
 

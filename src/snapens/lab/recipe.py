@@ -98,10 +98,11 @@ class Recipe:
             more = range(self.epochs + 1, 10 * self.epochs + 100)
             remedies = [f"epochs={n}" for n in more if self._fits(images, n, self.cycles)][:1]
             remedies += [f"cycles={n}" for n in range(1, self.cycles) if self._fits(images, self.epochs, n)][-1:]
+            remedies = remedies or ["more images", "a smaller batch"]
             raise ArgumentError(
                 "epochs must give cycles of steps / cycles, rounded up, and a last one about as long, got "
                 f"{self.epochs * images // self.batch} steps ({self.epochs} epochs of {images} images in batches of "
-                f"{self.batch}) for cycles={self.cycles}: take {' or '.join(remedies) or 'fewer epochs of warm-up'}"
+                f"{self.batch}) for cycles={self.cycles}: take {' or '.join(remedies)}"
             ) from error
 
     def _schedule(self, images: int, epochs: int, cycles: int) -> Schedule:

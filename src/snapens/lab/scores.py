@@ -41,14 +41,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Running:
-    """The mean of the last k members, k = 1 … M: its choice, its confidence, its probability of the label.
+    """The mean of the last k members, k = 1 … M: its choice, its confidence, its NLL.
 
     Each is (members, examples).
     """
 
     choice: Whole
     confidence: Floats
-    of_label: Floats
+    nll: Floats
 
     @classmethod
     def of(cls, probabilities: Floats, labels: Whole) -> "Running":
@@ -56,7 +56,7 @@ class Running:
         rows, found = np.arange(len(labels)), []
         for mean in running_means(probabilities[::-1]):
             choice = mean.argmax(-1)
-            found.append((choice, mean[rows, choice], mean[rows, labels]))
+            found.append((choice, mean[rows, choice], metrics.surprise(mean[rows, labels])))
         return cls(*(np.stack(column) for column in zip(*found, strict=True)))
 
     def asked(self, threshold: float) -> Whole:

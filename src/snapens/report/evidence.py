@@ -95,7 +95,7 @@ class Evidence:
         errors = together.mean(-1)
         best = int(errors.argmin())
         losses = [account.trace.loss_at(step) for step in account.steps]
-        surprise = -np.log(np.maximum(running.of_label[[0, -1]], np.finfo(np.float32).tiny))  # as in metrics.nll
+        nll = running.nll[[0, -1]]
         return cls(
             part=part,
             examples=len(labels),
@@ -104,8 +104,8 @@ class Evidence:
             member_errors=tuple(alone.mean(-1).tolist()),
             ensemble_errors=tuple(errors.tolist()),
             gain=Difference.of(alone[-1], together[-1]),
-            nll=(float(surprise[0].mean()), float(surprise[1].mean())),
-            nll_noise=float((surprise[1] - surprise[0]).std() / np.sqrt(len(labels))),
+            nll=(float(nll[0].mean()), float(nll[1].mean())),
+            nll_noise=float((nll[1] - nll[0]).std() / np.sqrt(len(labels))),
             progress=Difference.of(alone[-2], alone[-1]) if len(p) > 1 else None,
             losses=tuple(loss for loss in losses if loss is not None) if None not in losses else (),
             over_fewer=tuple(Difference.of(together[-1], fewer) for fewer in together),

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import metrics
 from ..lab.scores import Floats, Running, Whole
 
 THRESHOLDS = tuple(k / 100 for k in range(50, 101, 2))
@@ -28,12 +27,6 @@ class Exits:
             asked = running.asked(threshold)
             for m in range(1, members + 1):
                 used = np.minimum(asked, m)
-                error, nll = running.wrong(used, labels).mean(), _nll(running.of_label[used - 1, rows])
+                error, nll = running.wrong(used, labels).mean(), running.nll[used - 1, rows].mean()
                 tables[:, m - 1, column] = error, nll, used.mean()
         return cls(*tables)
-
-
-def _nll(of_label: Floats) -> float:
-    """As `metrics.nll` has it, for examples whose probabilities come from different means."""
-    two_classes = np.stack([of_label, 1 - of_label], axis=-1).clip(0, 1)
-    return float(metrics.nll(two_classes, np.zeros(len(of_label), np.int64)))

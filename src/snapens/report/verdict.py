@@ -79,7 +79,7 @@ def _less_likely(evidence: Evidence) -> Finding | None:
         return None
     because = (
         f"NLL {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}. "
-        "Calibrate the ensemble, or leave out early snapshots, before its probabilities are used."
+        "Calibrate it on images that were held out before its probabilities are used."
     )
     return Finding("warning", "The ensemble's probabilities are worse than its last snapshot's.", because)
 
