@@ -26,9 +26,10 @@ P mean(g) = sum of scale x (gradient of shift), P mean(g z) = sum of scale x (gr
                         image, and so is its rounding: the two means begin with it as rounded.
     outgoing            the corrected gradient of a layer's k columns, dropout behind it, nine times over, each shifted
                         as a tap of the convolution sees it: *views*, (P, 9 k).
-    layer_backward      for a tile of channels and a range of pixels: views times the weights is the gradient of the
-                        activations, which goes into the sums; its transpose times the activations, normalised anew, is
-                        the gradient of the weights.
+    layer_backward      for a tile of channels and a range of pixels: the weights times the views is the gradient of the
+                        activations, which goes into the sums; the activations, normalised anew, times the views is the
+                        gradient of the weights. Channels are the rows of both products: a thread then has few of them,
+                        and what it holds of the activations it can multiply as it is.
     combine             adds up what the ranges of pixels found, in a fixed order.
     incoming            the corrected gradient of the block's input.
 
@@ -343,28 +344,32 @@ def layer_backward(
     n = tl.arange(0, COLUMNS)
     used = n < 9 * GROWTH
     filters = weight + (n % GROWTH * 9 + n // GROWTH)[:, None] * channels
-    w = tl.load(filters + c[None, :], mask=used[:, None] & there[None, :], other=0.0)
-    to_weight = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+    w = tl.trans(tl.load(filters + c[None, :], mask=used[:, None] & there[None, :], other=0.0))
+    to_weight = tl.zeros((CHANNELS, COLUMNS), tl.float32)
     # in the loop a thread adds up what it has; threads are added up once, at the end
-    to_shift = tl.zeros((PIXELS // 16, 8, CHANNELS), tl.float32)
-    to_scale = tl.zeros((PIXELS // 16, 8, CHANNELS), tl.float32)
+    to_shift = tl.zeros((CHANNELS, 8), tl.float32)
+    to_scale = tl.zeros((CHANNELS, 8), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
-    for p in tl.range(begin, tl.minimum(begin + pixels_per_range, pixels), PIXELS, num_stages=STAGES):
+    end = tl.minimum(begin + pixels_per_range, pixels)
+    tl.assume(begin < end)
+    for p in tl.range(begin, end, PIXELS, num_stages=STAGES):
         d = views.load([p, 0])
-        x = buffer.load([p, c0]).to(tl.float32)
-        active = x * factor[None, :] + offset[None, :]
-        g = tl.where(active <= 0, 0.0, tl.dot(d, w, input_precision=PRECISION))
-        arriving.atomic_add([p, c0], (gain[None, :] * g).to(arriving.dtype))  # the copy engine's; nobody else adds here
-        to_shift += tl.sum(tl.reshape(g, (PIXELS // 16, 2, 8, CHANNELS)), 1)
-        to_scale += tl.sum(tl.reshape(g * x, (PIXELS // 16, 2, 8, CHANNELS)), 1)
+        x = tl.trans(buffer.load([p, c0])).to(tl.float32)
+        active = x * factor[:, None] + offset[:, None]
         activations = tl.maximum(active, 0.0, tl.PropagateNan.ALL).to(d.dtype)
-        to_weight = tl.dot(tl.trans(d), activations, to_weight, input_precision=PRECISION)
-    at = weight_sums + (tl.program_id(1) * 9 * GROWTH + n).to(tl.int64)[:, None] * channels + c[None, :]
-    tl.store(at, to_weight, mask=used[:, None] & there[None, :])
+        product = tl.dot(w, tl.trans(d), input_precision=PRECISION)
+        to_weight = tl.dot(activations, d, to_weight, input_precision=PRECISION)
+        g = tl.where(active <= 0, 0.0, product)
+        sent = (gain[:, None] * g).to(arriving.dtype)
+        arriving.atomic_add([p, c0], tl.trans(sent))  # the copy engine's; nobody else adds here
+        to_shift += tl.sum(tl.reshape(g, (CHANNELS, PIXELS // 8, 8)), 1)
+        to_scale += tl.sum(tl.reshape(g * x, (CHANNELS, PIXELS // 8, 8)), 1)
+    at = weight_sums + (tl.program_id(1) * 9 * GROWTH + n).to(tl.int64)[None, :] * channels + c[:, None]
+    tl.store(at, to_weight, mask=used[None, :] & there[:, None])
     at = sums + tl.program_id(1) * 2 * channels + c
-    sum_g = tl.sum(tl.sum(to_shift, 0), 0)
+    sum_g = tl.sum(to_shift, 1)
     tl.store(at, sum_g, mask=there)
-    tl.store(at + channels, (tl.sum(tl.sum(to_scale, 0), 0) - centre * sum_g) * slope, mask=there)
+    tl.store(at + channels, (tl.sum(to_scale, 1) - centre * sum_g) * slope, mask=there)
 
 
 @triton.jit

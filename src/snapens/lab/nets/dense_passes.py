@@ -20,9 +20,10 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     parts: int = 1  # into which the nine taps are divided
+    programs: int = 1  # that a processor has room for
 
 
-# by the columns of nine taps, at most: the first with a program for every processor, else the last
+# by the columns of nine taps, at most; of several, the first with a program for every processor, else the last
 FORWARD = {
     torch.bfloat16: {
         128: [Tile(128, 32, 4, 3), Tile(64, 64, 4, 3)],
@@ -30,8 +31,11 @@ FORWARD = {
     },
     torch.float32: {256: [Tile(64, 32, 8, 2)]},
 }
-BACKWARD = {torch.bfloat16: Tile(64, 64, 8, 3), torch.float32: Tile(64, 32, 8, 1)}
-SHARED_BYTES = 172_040  # that these tiles take of a processor, at most
+BACKWARD = {
+    torch.bfloat16: {128: [Tile(64, 64, 4, 3, programs=2)], 256: [Tile(32, 64, 4, 3, programs=2)]},
+    torch.float32: {256: [Tile(32, 64, 8, 1)]},
+}
+SHARED_BYTES = 196_608  # that these tiles take of a processor, at most
 WIDEST = 256  # columns of nine taps that a program has registers for
 ALIGNED = 64  # columns: rows of matrices begin with a line of the cache
 PIXELS, CHANNELS = 32, 64  # of programs that only move data
@@ -137,11 +141,7 @@ class ForwardPass:
         self._tiles = _tiles(shape.pixels, shape.tile)
         partial = max(shape.inputs, shape.growth) * self._tiles if statistics is not None else 1
         self._partial = x.new_empty(2, partial, dtype=torch.float32).unbind()
-        tiles = FORWARD[x.dtype]
-        for tile in tiles[min(most for most in tiles if shape.columns <= most)]:
-            self._product = tile
-            if _tiles(shape.pixels, tile.pixels) * tile.parts > 0.9 * processors(x.device):
-                break
+        self._product = _tile(FORWARD, shape, x)
         self._take_in(x)
 
     def _take_in(self, x: Tensor) -> None:
@@ -238,7 +238,7 @@ class BackwardPass:
         """The gradients of a layer's scale, shift and weight."""
         from .dense_kernels import layer_backward, matrix, outgoing
 
-        shape, k, product = self.shape, self.shape.growth, BACKWARD[self.buffer.dtype]
+        shape, k, product = self.shape, self.shape.growth, _tile(BACKWARD, self.shape, self.buffer)
         channels = shape.channels_before(layer)
         drop = drop or Drop(self.buffer, self.buffer, 0.0)
         outgoing[(_tiles(shape.pixels, FEW_PIXELS),)](
@@ -248,7 +248,7 @@ class BackwardPass:
             PIXELS=FEW_PIXELS,
         )  # fmt: skip
         columns = _tiles(channels, product.channels)
-        each, ranges = self._ranges(product.pixels, 1, columns)
+        each, ranges = self._ranges(product.pixels, product.programs, columns)
         weight_sums = norm.scale.new_empty(ranges, 9 * k, channels)
         sums = norm.scale.new_empty(ranges, 2, channels)
         layer_backward[(columns, ranges)](
@@ -271,7 +271,8 @@ class BackwardPass:
         if weight is not None:
             found.append(torch.empty_like(weight))
         rows, channels = 0 if weight is None else 9 * shape.growth, len(norm.scale)
-        at_a_time, elements = (8, 512) if len(sums) <= 24 else (32, 64)
+        many = rows * channels >= ELEMENTS * processors(self.buffer.device)
+        at_a_time, elements = (8, ELEMENTS) if many else (32, 64)
         combine[(_tiles(rows * channels, elements) + _tiles(channels, elements),)](
             sums if weight_sums is None else weight_sums, sums, norm.scale, found[-1], found[1], found[0],
             *self._means, channels // shape.unit, len(sums),
@@ -310,6 +311,14 @@ def precision() -> str:
 def processors(device: torch.device) -> int:
     """Of a GPU; the interpreter has a few, so that its tests have several ranges."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _tile(tiles: dict[torch.dtype, dict[int, list[Tile]]], shape: Shape, x: Tensor) -> Tile:
+    by_columns = tiles[x.dtype]
+    for tile in by_columns[min(most for most in by_columns if shape.columns <= most)]:
+        if _tiles(shape.pixels, tile.pixels) * tile.parts > 0.9 * processors(x.device):
+            break
+    return tile
 
 
 def _tiles(length: int, tile: int) -> int:
