@@ -97,10 +97,11 @@ def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
         f"{data}\nα₀ = {lr}, n = 2" for lr in ("0.1", "0.2") for data in ("CIFAR-10", "CIFAR-100")
     ]
     assert axes.get_ylim()[0] < min(heights)
-    labels = [text for text in axes.texts if not text.get_text().startswith("single")]
-    assert [text.get_text() for text in labels] == [f"{height:.2f}" for height in heights]
-    for text, bar in zip(labels, axes.patches, strict=True):
-        assert text.get_window_extent().y0 > bar.get_window_extent().y1
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [f"single {np.mean(single):.2f}"]
+    assert [text.get_text() for text in axes.texts] == [f"{height:.2f}" for height in heights]
+    for text, bar in zip(axes.texts, axes.patches, strict=True):
+        assert legend.get_window_extent().y0 > text.get_window_extent().y0 > bar.get_window_extent().y1
 
 
 @pytest.mark.parametrize(("name", "apart"), [("3", 2), ("S", 1)])

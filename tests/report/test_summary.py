@@ -228,6 +228,8 @@ def test_the_focus_is_the_first_ensemble_and_the_baseline_the_run_most_like_it(t
     labels = runs[0].outputs().labels
     wanted = np.mean((wrong[1].mean(0).argmax(-1) != labels) * 1.0 - (wrong[0][-1].argmax(-1) != labels))
     assert summary.over_baseline.value == pytest.approx(wanted)
+    where = "below" if wanted <= 0 else "above"
+    assert f"{100 * abs(wanted):.2f} points {where} that model's" in summary.findings[1].because
     assert summarise(runs[:2]).focus.name == "a"
     assert summarise(runs[:2]).baseline is None
 

@@ -6,7 +6,7 @@ import pytest
 
 from snapens.lab.between import Line
 from snapens.report.evidence import Difference, Evidence
-from snapens.report.verdict import FLAT_POINTS, SAME_ANSWERS, STILL_IMPROVING, basis, verdict
+from snapens.report.verdict import FLAT_POINTS, FLAT_SHARE, SAME_ANSWERS, STILL_IMPROVING, basis, verdict
 
 
 def by(more, fewer=0):
@@ -68,6 +68,23 @@ def test_a_gain_counts_beyond_noise(gain, kind, words):
     first = next(iter(said(gain=gain).values()))
     assert first.kind == kind
     assert words in first.says
+
+
+@pytest.mark.parametrize(
+    ("under", "kind", "words", "reason"),
+    [
+        (by(61, 39), "good", "errs less than one model trained as long", "0.22 points below that model's"),
+        (by(59, 41), "note", "and one model trained as long on the standard schedule err alike", "0.18 points below"),
+        (by(41, 59), "note", "err alike, as far as the test images tell", "0.18 points above"),
+        (by(39, 61), "warning", "errs more than one model trained as long", "paired standard error of 0.10 points"),
+    ],
+)
+def test_the_standard_schedule_is_beaten_beyond_noise(under, kind, words, reason):
+    found = verdict(EVIDENCE, under)[1]
+    assert found.kind == kind
+    assert words in found.says
+    assert reason in found.because
+    assert "standard schedule" not in "".join(finding.says for finding in verdict(replace(EVIDENCE, missing=1), under))
 
 
 @pytest.mark.parametrize(("together", "worse"), [(1.021, True), (1.0199, False), (0.9, False)])
@@ -191,6 +208,15 @@ def test_a_line_without_a_bump_is_told_apart_from_like_answers():
         assert ("differ all the same, which is what the ensemble uses" in found.because) is useful
 
 
+def test_what_is_a_bump_depends_on_the_error():
+    small = {"member_errors": (0.05, 0.05, 0.05), "test_noise": 0.002}
+    for bump, flat in ((100 * FLAT_SHARE * 0.05 - 0.01, True), (100 * FLAT_SHARE * 0.05 + 0.01, False)):
+        found = said(lines=lines(line(1, bump=bump)), **small)
+        assert ("Snapshot 1 is in one valley with the last one." in found) is flat
+        if flat:
+            assert "never more than 0.50 points" in found["Snapshot 1 is in one valley with the last one."].because
+
+
 def test_an_average_of_weights_is_thought_of_where_the_line_dips_below_both_ends():
     says = "Snapshots 1 and 2 are in one valley with the last one."
     assert "average of the weights" in said(lines=lines(line(1, dip=1), line(2, dip=0.5)))[says].because
@@ -225,9 +251,6 @@ def test_of_an_unfinished_run_little_is_said():
 
 def test_the_basis_says_what_the_findings_may_be_used_for():
     assert basis(EVIDENCE).startswith("A description of the 10,000 test images, not a choice")
-    assert basis(replace(EVIDENCE, part="held_out")).startswith("From 10,000 training images that were held out")
-
-
-def test_the_lines_are_said_to_be_of_test_images_where_the_rest_was_held_out():
-    assert "of test images" in basis(replace(EVIDENCE, part="held_out", lines=lines(line(1))))
-    assert "of test images" not in basis(replace(EVIDENCE, part="held_out"))
+    held_out = basis(replace(EVIDENCE, part="held_out"))
+    assert held_out.startswith("From 10,000 training images that were held out")
+    assert held_out.endswith("What is said of the test error is of test images.")

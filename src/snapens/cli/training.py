@@ -67,13 +67,14 @@ def train(
         interrupt.restore()
         for watcher in watchers:
             watcher.close()
-    if curves:
+    interrupted = not all(training.finished or training.failure for training in trainings)
+    if curves and not interrupted:
         sys.stderr.write("measuring between the snapshots\n")
         engine.measure_between(trainings)
     for training in trainings:
         if training.failure is not None:
             sys.stderr.write(f"snapens: {training.run.path} failed: {training.failure}\n")
-    if not all(training.finished or training.failure for training in trainings):
+    if interrupted:
         sys.stderr.write(f"snapens: interrupted; {again} goes on\n")
         return 128 + interrupt.number
     if device.type == "cuda":

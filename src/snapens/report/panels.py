@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..lab.ledger import Entries, measured, runs_of
 from ..lab.paper import Cell
-from .style import BASELINE, CLEARING, ENSEMBLE, INK, MUTED, SINGLE
+from .style import BASELINE, CLEARING, ENSEMBLE, INK, MUTED, PAPER, SINGLE
 
 Floats = NDArray[np.float64]
 
@@ -165,15 +165,19 @@ def _line(axes: Any, points: dict[int, list[float]], words: str, colour: str, ma
 
 
 def _level(axes: Any, errors: Sequence[float], falling: bool = False) -> None:
-    """The single model's error, labelled above on the right, or below on the left of curves that fall."""
+    """The single model's error, named in the corner on the right, or below the line on the left of curves that fall."""
     if errors:
         level = float(np.mean(errors))
-        axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
-        at, offset, ha, va = (
-            ((0, level), (0, -2), "left", "top") if falling else ((1, level), (0, 2), "right", "bottom")
-        )
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": ha, "va": va}
-        axes.annotate(f"single {level:.2f}", at, offset, size=_SMALL, color=BASELINE, bbox=CLEARING, **place)
+        line = axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
+        words = f"single {level:.2f}"
+        if falling:
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "top"}
+            axes.annotate(words, (0, level), (0, -2), size=_SMALL, color=BASELINE, bbox=CLEARING, **place)
+        else:
+            frame = {"frameon": True, "framealpha": 1, "facecolor": PAPER, "edgecolor": "none", "borderaxespad": 0}
+            axes.legend(
+                [line], [words], loc="upper right", fontsize=_SMALL, labelcolor=BASELINE, handlelength=2.4, **frame
+            )
 
 
 def _rate(cells: Sequence[Cell]) -> str:

@@ -35,7 +35,7 @@ class Summary:
     @property
     def over_baseline(self) -> Difference | None:
         """The ensemble's error less that of the baseline's last snapshot."""
-        return None if self.baseline is None else Difference.of(self.focus.wrong[1], self.baseline.wrong[0])
+        return _over(self.focus, self.baseline)
 
 
 _SAME_TASK = (
@@ -75,13 +75,15 @@ def summarise(runs: Sequence[Run]) -> Summary:
         if k == chosen:
             details = Details.of(runs[k], found[k], outputs, running)
     accounts = tuple(found[k] for k in range(len(runs)))
+    baseline = _baseline(found[chosen], accounts)
+    over = _over(found[chosen], baseline)
     return Summary(
         found[chosen],
         details,
-        _baseline(found[chosen], accounts),
+        baseline,
         accounts,
         tuple(compare(accounts)),
-        tuple(verdict(details.evidence)),
+        tuple(verdict(details.evidence, over and -over)),
         basis(details.evidence),
     )
 
@@ -97,3 +99,7 @@ def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
         and all(getattr(account.recipe, name) == getattr(focus.recipe, name) for name in _SAME_TASK)
     ]
     return min(singles, key=lambda single: len(single.recipe.differences(focus.recipe)), default=None)
+
+
+def _over(focus: Account, baseline: Account | None) -> Difference | None:
+    return None if baseline is None else Difference.of(focus.wrong[1], baseline.wrong[0])

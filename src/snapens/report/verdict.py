@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from .evidence import Evidence
+from .evidence import Difference, Evidence
 
 CHANCE = 0.025
 """How often chance alone may have a difference counted: one in forty looks; several looks share it."""
 STILL_IMPROVING = 0.05
 """A share of its error that the last cycle takes off: below it, longer cycles would hardly change the last snapshot."""
-FLAT_POINTS = 1.0
-"""The most that the error rises on a line without a bump; where the noise of few images is more, nothing is said."""
+FLAT_POINTS, FLAT_SHARE = 1.0, 0.1
+"""The most that the error rises on a line without a bump: so many points, or that share of the last snapshot's error if
+that is less; where the noise of few images is more, nothing is said."""
 SAME_ANSWERS = 0.25
 """Answers that differ from the last snapshot's, in shares of its error. Neighbours after the last drop of a standard
 schedule differ by 0.08 to 0.19, those of a cyclic run by 0.32 to 0.74, models that share nothing by 0.92 to 0.94 (the
@@ -28,9 +30,12 @@ class Finding:
     because: str
 
 
-def verdict(evidence: Evidence) -> list[Finding]:
-    """What the numbers amount to; rules without a finding say nothing, and most wait until a run is finished."""
-    whole = (_less_likely, _enough, _hurtful, _short, _alike, _valley)
+def verdict(evidence: Evidence, under_standard: Difference | None = None) -> list[Finding]:
+    """What the numbers amount to; rules without a finding say nothing, and most wait until a run is finished.
+
+    `under_standard` is the test error of one model on the standard schedule, if there is one, less the ensemble's.
+    """
+    whole = (partial(_standard, under=under_standard), _less_likely, _enough, _hurtful, _short, _alike, _valley)
     rules = (_gain, _unfinished) if evidence.missing else (_gain, *whole)
     return [finding for rule in rules if (finding := rule(evidence)) is not None]
 
@@ -40,7 +45,7 @@ def basis(evidence: Evidence) -> str:
     if evidence.part == "held_out":
         return (
             f"From {evidence.examples:,} training images that were held out: what is chosen here may be reported on "
-            "the test set." + " The lines between snapshots alone are of test images." * bool(evidence.lines)
+            "the test set. What is said of the test error is of test images."
         )
     return (
         f"A description of the {evidence.examples:,} test images, not a choice: no images were held out. To choose m "
@@ -64,6 +69,23 @@ def _gain(evidence: Evidence) -> Finding | None:
     if (-gain).chance <= CHANCE:
         return Finding("warning", "The ensemble errs more than its last snapshot.", because)
     return Finding("note", "The ensemble errs no less than its last snapshot, as far as these images tell.", because)
+
+
+def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
+    """Does the ensemble pay: all members against what else one could have trained."""
+    if under is None or len(evidence.member_errors) == 1:
+        return None
+    how = "below" if under.value >= 0 else "above"
+    because = (
+        f"Its test error is {_points(abs(under.value))} {how} that model's, with a paired standard error of "
+        f"{_points(under.standard_error)}. Another seed of either may give another answer."
+    )
+    one = "one model trained as long on the standard schedule"
+    if under.chance <= CHANCE:
+        return Finding("good", f"The ensemble errs less than {one}, beyond noise.", because)
+    if (-under).chance <= CHANCE:
+        return Finding("warning", f"The ensemble errs more than {one}.", because)
+    return Finding("note", f"The ensemble and {one} err alike, as far as the test images tell.", because)
 
 
 def _unfinished(evidence: Evidence) -> Finding:
@@ -174,7 +196,7 @@ def _valley(evidence: Evidence) -> Finding | None:
         return None
     because = (
         "With BatchNorm's statistics estimated anew, the test error on the straight line to the last snapshot is never "
-        f"more than {FLAT_POINTS:.2f} points above the line between the errors of its ends."
+        f"more than {_flat_points(evidence):.2f} points above the line between the errors of its ends."
     )
     if evidence.gain.chance <= CHANCE:
         because += " Their answers differ all the same, which is what the ensemble uses."
@@ -192,9 +214,14 @@ def _same(evidence: Evidence) -> list[int]:
 
 def _flat(evidence: Evidence) -> list[int]:
     """Members whose line to the last one has no bump, where there are images enough to see one."""
-    if 100 * _STANDARD_ERRORS * evidence.test_noise > FLAT_POINTS:
+    most = _flat_points(evidence)
+    if 100 * _STANDARD_ERRORS * evidence.test_noise > most:
         return []
-    return [k for k, line in sorted(evidence.lines.items()) if line.bump_points <= FLAT_POINTS]
+    return [k for k, line in sorted(evidence.lines.items()) if line.bump_points <= most]
+
+
+def _flat_points(evidence: Evidence) -> float:
+    return min(FLAT_POINTS, 100 * FLAT_SHARE * evidence.member_errors[-1])
 
 
 def _snapshots(members: Sequence[int]) -> str:
