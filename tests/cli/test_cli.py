@@ -315,3 +315,17 @@ def test_a_report_is_written_where_it_is_asked_for(folder, capsys):
     assert "run must be a folder that holds recipe.json, got tiny.npz" in capsys.readouterr().err
     assert main(["report"]) == 2
     assert "runs must name at least one run folder" in capsys.readouterr().err
+
+
+def test_a_report_of_a_folder_is_of_the_runs_in_it(folder, capsys):
+    for name in ("b", "a"):
+        assert train(out=f"all/{name}") == 0
+    (folder / "all/none").mkdir()
+    (folder / "all/notes.txt").touch()
+    capsys.readouterr()
+    assert main(["report", "all", "--format", "csv"]) == 0
+    assert {line.split("/")[0] for line in capsys.readouterr().out.split()} == {"all"}
+    runs = (folder / "all/report/runs.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in runs[1:]] == ["a", "b"]
+    assert main(["report", "all/none"]) == 2
+    assert "run must be a folder that holds recipe.json, got all/none" in capsys.readouterr().err

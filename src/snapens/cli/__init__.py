@@ -80,21 +80,21 @@ class Report:
     """Show what runs are worth, on one HTML page."""
 
     runs: Annotated[tuple[Path, ...], Positional]
-    """Run folders: one, or several to compare; the page is about the first Snapshot Ensemble among them."""
+    """Run folders, or folders of such: one run, or several to compare; it is about the first Snapshot Ensemble."""
     out: Place = None
-    """The page, or the folder for it or for the pieces; by default in the first run's folder."""
+    """The page, or the folder for it or for the pieces; by default in the first folder."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
     """html: the page; else its pieces, charts as png or svg, tables as csv or json."""
 
     def __call__(self) -> int:
         """Write the page, or the pieces, and say where they are."""
-        from ..lab.runs import Run
+        from ..lab.runs import runs_in
         from ..report.page import write
         from ..report.pieces import pieces
 
         if not self.runs:
             raise ArgumentError("runs must name at least one run folder, got none")
-        runs = [Run(path) for path in self.runs]
+        runs = [run for path in self.runs for run in runs_in(path)]
         if self.format == "html":
             out = self.out or self.runs[0]
             written = [write(runs, out / "report.html" if out.is_dir() else out)]

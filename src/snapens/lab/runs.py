@@ -272,6 +272,13 @@ class Run:
             raise DamagedError(f"{path} must be what snapens wrote, got {error}: restore the file") from error
 
 
+def runs_in(path: Path) -> list[Run]:
+    """The run in a folder; where there is none, those in its sub-folders, by name."""
+    run = Run(path)
+    below = [] if run.exists else [Run(folder) for folder in sorted(path.glob("*/")) if Run(folder).exists]
+    return below or [run]
+
+
 def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
     """Make sure that two runs, of which these are the test labels, were tested on the same images in the same order."""
     (classes, images), (other_classes, other_images) = (
