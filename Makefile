@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-long lint docs results bench
 
-demo: .venv/.ready
+demo: .venv/.installed
 	$(BIN)/snapens demo
 
 test: lint docs
@@ -30,7 +30,11 @@ bench: .venv/.ready
 	$(BIN)/python bench/core.py
 	$(BIN)/python bench/engine.py
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[report]"
+	touch $@
+
+.venv/.ready: .venv/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,docs]"
 	touch $@
