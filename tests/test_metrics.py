@@ -41,12 +41,23 @@ def test_brier_equals_scikit_learns(members, labels):
 
 
 @pytest.mark.parametrize("bins", [1, 10, 15])
-def test_ece_equals_torchmetrics(members, labels, bins):
+def test_ece_equals_torchmetrics(members, bins):
+    # the first is right where it is least sure: where gaps have either sign, it matters what is in which bin
+    sure = members[0].max(-1) > 0.7
+    labels = np.where(sure, members[0].argmin(-1), members[0].argmax(-1))
     expected = [
         multiclass_calibration_error(torch.tensor(p), torch.tensor(labels), num_classes=7, n_bins=bins).item()
         for p in members
     ]
     assert metrics.ece(members, labels, bins) == pytest.approx(expected, abs=1e-6)
+    if bins == 15:
+        assert metrics.ece(members, labels) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_edge_of_a_bin_is_in_the_lower_one():
+    # two halves, both right, and a wrong 0.75: gaps of 1 and -0.75, which would add up to 0.25 in one bin
+    p = [[0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]
+    assert metrics.ece(p, [0, 0, 0], bins=2) == pytest.approx(1.75 / 3)
 
 
 def test_ece_of_a_certain_and_right_model_is_zero():
@@ -96,15 +107,18 @@ def test_tensors_of_any_float_type_are_taken(members, labels):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: metrics.error([[2.0, -1.0]], [0]), "apply a softmax to logits, or move the classes last"),
+        (lambda: metrics.error([[2.0, -1.0]], [0]), "got -1 to 2: apply a softmax to logits, or move the classes last"),
         (lambda: metrics.nll([[0.7, 0.7]], [0]), "sum to 1"),
         (lambda: metrics.nll([[np.nan, 0.7]], [0]), "sum to 1"),
         (lambda: metrics.error([[0.5, 0.5]], [0, 1]), "labels must be one a row"),
         (lambda: metrics.error([[0.5, 0.5]], [2]), "labels must be whole numbers from 0 to 1"),
+        (lambda: metrics.error([[0.5, 0.5]] * 2, [0, 2]), "from 0 to 1, got int64 0 to 2"),
+        (lambda: metrics.error([[0.5, 0.5]] * 2, [-1, 1]), "from 0 to 1, got int64 -1 to 1"),
         (lambda: metrics.error([[0.5, 0.5]], [0.0]), "labels must be whole numbers"),
         (lambda: metrics.error(np.empty((0, 2)), []), "at least one example"),
         (lambda: metrics.ece([[0.5, 0.5]], [0], bins=0), "bins must be at least 1, got 0"),
         (lambda: metrics.accuracy_at_coverage([[0.5, 0.5]], [0], 0), "coverage must be more than 0"),
+        (lambda: metrics.accuracy_at_coverage([[0.5, 0.5]], [0], 1.01), "and at most 1, got 1.01"),
         (
             lambda: metrics.correlation([[0.5, 0.5]]),
             r"members must be (members, examples, classes), got the shape (1, 2)",

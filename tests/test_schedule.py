@@ -95,7 +95,7 @@ def test_warm_up_counts_inside_the_total_and_shifts_captures_with_cycles():
     assert schedule.snapshot_steps == (7, 10, 13)
     plain = CyclicCosine(9, 3)
     assert [schedule(step + 4) for step in range(9)] == [plain(step) for step in range(9)]
-    assert StepDecay(10, warmup_steps=1)(0) == 0.5
+    assert [StepDecay(10, warmup_steps=1)(step) for step in range(3)] == [0.5, 1.0, 1.0]
 
 
 def test_min_factor_is_the_floor():
@@ -103,6 +103,10 @@ def test_min_factor_is_the_floor():
     assert schedule(0) == 1.0
     assert schedule(25) == pytest.approx(0.55)
     assert schedule(100) == schedule(10_000) == 0.1
+
+
+def test_a_gamma_of_one_keeps_the_rate():
+    assert {StepDecay(8, gamma=1.0)(step) for step in range(8)} == {1.0}
 
 
 def test_the_rate_stays_at_its_minimum_after_the_end():
@@ -124,6 +128,7 @@ def test_schedules_are_values():
 def test_table_shows_restarts_minima_and_rates():
     *_, last = CyclicCosine(100, 2).table(lr=0.2).splitlines()
     assert last.split() == ["2", "50", "0.2", "99", f"{0.1 * (math.cos(math.pi * 49 / 50) + 1):.4g}"]
+    assert CyclicCosine(100, 2).table().splitlines()[-1].split()[2] == "1"
 
 
 def test_a_schedule_of_your_own_has_a_table_too():
@@ -153,6 +158,7 @@ def test_a_schedule_of_your_own_has_a_table_too():
         (lambda: CyclicCosine(9, 6), "take total_steps=12 or cycles=9"),  # 2 + 2 + 2 + 2 + 1: only five cycles
         (lambda: CyclicCosine(10, 4), "take total_steps=12 or cycles=5"),  # 3 + 3 + 3 + 1: the last one cut short
         (lambda: CyclicCosine(4, 2, warmup_steps=4), "take total_steps=6"),
+        (lambda: CyclicCosine(110, 11, warmup_steps=10), "take total_steps=109 or cycles=10"),  # 10 x 10: ten cycles
         (lambda: CyclicCosine(4, 2, warmup_steps=-1), "warmup_steps must be an int of at least 0, got -1"),
         (lambda: CyclicCosine(4, 2, min_factor=1.0), "min_factor must be at least 0 and less than 1, got 1.0"),
         (lambda: CyclicCosine(4, 2, min_factor=math.nan), "min_factor"),
@@ -160,7 +166,9 @@ def test_a_schedule_of_your_own_has_a_table_too():
         (lambda: StepDecay(4)(-1), "step must be at least 0, got -1"),
         (lambda: StepDecay(3, 4), "take total_steps=4 or snapshots=3"),
         (lambda: StepDecay(4, gamma=0.0), "gamma must be more than 0 and at most 1, got 0.0"),
-        (lambda: StepDecay(4, milestones=(2, 3)), "milestones must be shares of T"),
+        (lambda: StepDecay(4, gamma=1.1), "gamma must be more than 0 and at most 1, got 1.1"),
+        (lambda: StepDecay(4, milestones=(0.5, 1.0)), "milestones must be shares of T"),
+        (lambda: StepDecay(4, milestones=(0.0, 0.5)), "milestones must be shares of T"),
     ],
 )
 def test_bad_arguments_are_refused_with_rule_value_and_remedy(build, words):

@@ -60,6 +60,8 @@ def test_the_log_gives_minima_losses_and_cost(run, summary):
     assert epochs == sorted(epochs)
     assert rates == [0.2 * schedule(round(epoch * folders.IMAGES / 8)) for epoch in epochs]
     assert rates[epochs.index(4.0)] == 0.2
+    assert (epochs[0], epochs[-1]) == (0, 127 / 8)  # the first step and the last
+    assert 31 / 8 in epochs  # and the one before a jump
 
 
 def test_early_exit_asks_members_from_the_last_until_they_are_sure():
@@ -230,6 +232,9 @@ def test_the_focus_is_the_first_ensemble_and_the_baseline_the_run_most_like_it(t
     assert summary.over_baseline.value == pytest.approx(wanted)
     where = "below" if wanted <= 0 else "above"
     assert f"{100 * abs(wanted):.2f} points {where} that model's" in summary.findings[1].because
+    cyclic = folders.made(tmp_path / "e", method="singlecycle", seed=2)
+    assert summarise([runs[2], cyclic]).focus.name == "e"
+    assert summarise([cyclic, runs[3]]).focus.name == "d"
     assert summarise(runs[:2]).focus.name == "a"
     assert summarise(runs[:2]).baseline is None
 
@@ -243,6 +248,21 @@ def test_methods_are_runs_that_differ_in_their_seed_alone(tmp_path):
     assert first.ensemble.mean == pytest.approx(mean)
     assert first.ensemble.deviation == pytest.approx((sum((e - mean) ** 2 for e in errors) / 2) ** 0.5)
     assert second.ensemble.deviation is None
+    assert (first.seconds.mean, first.seconds.deviation, second.seconds.deviation) == (12.5, 0, None)
+    log = runs[0].path / "log.jsonl"  # killed between its last snapshot and its last words
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "finished" not in line))
+    assert summarise([Run(run.path) for run in runs]).methods[0].seconds is None
+
+
+def test_methods_are_named_by_what_differs(tmp_path):
+    runs = [
+        folders.made(tmp_path / "a", method="grow", pattern=("warm", "fresh")),
+        folders.made(tmp_path / "b", method="snapshot", dropout=0.2, lr=0.05),
+    ]
+    assert [method.name for method in summarise(runs).methods] == [
+        "grow, lr 0.1, dropout 0.0, pattern warm fresh",
+        "snapshot, lr 0.05, dropout 0.2, pattern none",
+    ]
 
 
 def test_no_run_and_the_same_run_twice_are_refused(run):

@@ -85,6 +85,8 @@ def test_the_standard_schedule_is_beaten_beyond_noise(under, kind, words, reason
     assert words in found.says
     assert reason in found.because
     assert "standard schedule" not in "".join(finding.says for finding in verdict(replace(EVIDENCE, missing=1), under))
+    two = replace(EVIDENCE, member_errors=(0.3, 0.3), ensemble_errors=(0.3, 0.27), over_fewer=(NOTHING, by(0)))
+    assert words in verdict(replace(two, over_best=(NOTHING, by(0)), disagreements=(0.2,)), under)[1].says
 
 
 @pytest.mark.parametrize(("together", "worse"), [(1.021, True), (1.0199, False), (0.9, False)])
@@ -119,7 +121,13 @@ def test_reasons_name_the_numbers():
 )
 def test_enough_is_the_smallest_m_within_one_standard_error_of_the_best(over_best, words):
     errors = tuple(0.27 + difference.value for difference in over_best)
-    assert words in said(over_best=over_best, ensemble_errors=errors)
+    found = said(over_best=over_best, ensemble_errors=errors)
+    assert words in found
+    if words == "m = 1 of 3 is enough.":
+        assert found[words].because == (
+            "27.02 % with the last one alone, 27.00 % with the best m = 2: within one paired standard error "
+            "(0.10 points)."
+        )
 
 
 def test_the_last_alone_is_enough_where_it_is_the_best():
@@ -139,6 +147,12 @@ def test_early_snapshots_hurt_where_fewer_are_better_beyond_noise(more, hurts):
         assert "26.60 % with the last one alone, 27.00 % with all 3: 0.24 points more" in "".join(
             finding.because for finding in found.values()
         )
+
+
+def test_of_several_m_that_beat_all_together_the_best_is_named():
+    better = by(300, 100)
+    found = said(over_fewer=(better, better, by(0)), ensemble_errors=(0.26, 0.25, 0.27))
+    assert found["The first snapshot hurts the ensemble."].because.startswith("25.00 % with the last 2,")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +194,8 @@ def test_snapshots_that_answer_alike_are_told():
     because = found["Snapshot 2 is nearly the last one again."].because
     assert "one minimum" not in because
     assert because.startswith("The answers differ on 6.98 % of the images or fewer, where the last one errs on 30.00 %")
-    flat = said(disagreements=(0.03, 0.02), lines=lines(line(1, bump=50), line(2)))
+    flat = said(disagreements=(0.02, 0.03), lines=lines(line(1, bump=50), line(2)))
+    assert "differ on 3.00 % of the images or fewer" in flat["Snapshots 1 and 2 are nearly the last one again."].because
     because = flat["Snapshots 1 and 2 are nearly the last one again."].because
     assert "on the line from 2 to the last one the error has no bump: one minimum" in because
 
