@@ -324,6 +324,7 @@ class Shrinking:
         (iter([X]), "got list_iterator: pass a DataLoader or a list"),
         ((x for x in [X]), "got generator"),
         (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
+        (TensorDataset(X), "got TensorDataset: pass a DataLoader"),
         (DataLoader(TensorDataset(X), batch_sampler=BatchSampler(RandomSampler(X), 5, False)), "got a RandomSampler"),
         (Shrinking([X[:5], X[:1], X[:5]]), "the same batches for every member"),
         (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False"),

@@ -433,12 +433,35 @@ print(Snapshots(sys.argv[1]).steps)
 
 def test_what_a_failed_commit_left_is_removed_before_the_next_is_written(folder, monkeypatch):
     folder.commit(4, state(4))
-    left = folder.path / "snapshots/step-000000008-left.safetensors.part"
+    left = folder.path / "snapshots/step-000000008-0123456789ab.safetensors.part"
     left.touch()
+    own = folder.path / "snapshots/step-000000008.safetensors"
+    own.touch()
     seen, publish = [], durable.publish
     monkeypatch.setattr(durable, "publish", lambda *args: seen.append(left.exists()) or publish(*args))
     folder.commit(8, state(8))
     assert seen == [False] * 3
+    assert own.exists()  # no name that we give
+
+
+@pytest.mark.parametrize(
+    ("lost", "remedy"),
+    [
+        (["manifest.json"], "copy manifest.previous.json, the one before, to it"),
+        (["manifest.json", "manifest.previous.json"], "restore it"),
+    ],
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_lost_manifest_is_not_begun_anew(folder, lost, remedy, resume):
+    folder.commit(4, state(4))
+    folder.close()
+    for name in lost:
+        (folder.path / name).unlink()
+    with pytest.raises(DamagedError) as caught:
+        Snapshots(folder.path).open_to_write(resume)
+    assert f"must hold manifest.json beside the snapshots that are there, got none: {remedy}, or" in str(caught.value)
+    assert not (folder.path / "manifest.json").exists()
+    assert len(list((folder.path / "snapshots").iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

@@ -5,14 +5,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from .errors import ArgumentError
 
 
 def check_order(loader: Iterable[Any]) -> None:
     """Members see the same batches one after the other, so a loader must be repeatable and keep its order."""
-    if isinstance(loader, (Iterator, Tensor)):
+    of_examples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    if of_examples or isinstance(loader, (Iterator, Tensor)):
         raise ArgumentError(
             f"loader must be an iterable of batches to go through once a member, got {_kind(loader)}: "
             "pass a DataLoader or a list, [x] for one batch"

@@ -121,6 +121,20 @@ def test_an_interrupt_leaves_a_run_that_resumes_to_the_same_weights(folder, caps
     assert all(torch.equal(ours[key], whole[key]) for key in whole)
 
 
+def test_a_run_among_the_images_is_refused(folder, capsys):
+    (folder / "images").mkdir()
+    assert main(["train", "--dataset", "folder", "--data", "images", "--out", "images/run"]) == 2
+    assert "out must lie outside the images, got images/run in images" in capsys.readouterr().err
+
+
+def test_a_finished_run_whose_outputs_are_lost_has_them_again_on_resuming(folder):
+    assert train() == 0
+    said, outputs = Run("run").outputs(), folder / "run/outputs.safetensors"
+    outputs.unlink()
+    assert train("--resume") == 0
+    assert np.array_equal(Run("run").outputs().log_probabilities, said.log_probabilities)
+
+
 def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
     assert train("--lr", "1e30") == 1
     assert "run failed: " in capsys.readouterr().err
@@ -317,13 +331,15 @@ def test_a_report_is_written_where_it_is_asked_for(folder, capsys):
     assert "runs must name at least one run folder" in capsys.readouterr().err
 
 
-def test_a_report_of_a_folder_is_of_the_runs_in_it(folder, capsys):
+def test_a_report_of_a_folder_is_of_the_runs_in_it(folder, capsys, caplog):
     for name in ("b", "a"):
         assert train(out=f"all/{name}") == 0
+    assert train("--lr", "1e30", out="all/failed") == 1
     (folder / "all/none").mkdir()
     (folder / "all/notes.txt").touch()
     capsys.readouterr()
     assert main(["report", "all", "--format", "csv"]) == 0
+    assert "all/failed is left out: none of its snapshots was ever asked" in caplog.text
     assert {line.split("/")[0] for line in capsys.readouterr().out.split()} == {"all"}
     runs = (folder / "all/report/runs.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in runs[1:]] == ["a", "b"]

@@ -405,6 +405,26 @@ def test_a_finished_run_is_resumed_without_a_step(tmp_path, monkeypatch):
     assert content() == before
 
 
+@pytest.mark.parametrize("damage", ["lost", "truncated", "of an earlier time"])
+@pytest.mark.parametrize("stop_at", [13, 24])
+def test_snapshots_are_asked_again_where_what_they_said_is_damaged(tmp_path, caplog, damage, stop_at):
+    trained((GROW, tmp_path / "whole"))
+    trained((GROW, tmp_path / "run"), **until(stop_at))
+    outputs = tmp_path / "run/outputs.safetensors"
+    if damage == "lost":
+        outputs.unlink()
+    elif damage == "truncated":
+        outputs.write_bytes(outputs.read_bytes()[:-7])
+    else:
+        run = Run(tmp_path / "run")
+        stored = {name: tensor.clone() for name, tensor in run._stored_outputs().items()}
+        parts = {part: (stored[part][0], stored[f"{part}_labels"]) for part in ("test", "held_out")}
+        run.add_outputs(6, parts)  # those of later steps are gone
+    trained((GROW, tmp_path / "run"), resume=True)
+    assert "the snapshots are asked again" in caplog.text
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
 def test_a_run_killed_before_it_could_say_that_it_is_finished_says_so_on_resuming(tmp_path):
     trained((tiny.recipe(), tmp_path / "whole"))
     trained((tiny.recipe(), tmp_path / "run"))

@@ -64,6 +64,15 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     assert (tmp_path / "recipe.json").read_bytes() == before
 
 
+def test_a_run_whose_recipe_is_lost_is_not_begun_anew(tmp_path):
+    run = begun(tmp_path)
+    run.save(state(3))
+    (tmp_path / "recipe.json").unlink()
+    for resume in (False, True):
+        with pytest.raises(DamagedError, match=r"must hold recipe\.json beside the state that is there, got none"):
+            run.admit(tiny.RECIPE, resume)
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(StoreError, match=rf"run must be a folder that holds recipe.json, got {tmp_path}: check the"):
         _ = Run(tmp_path).recipe

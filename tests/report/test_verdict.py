@@ -200,6 +200,10 @@ def test_snapshots_that_answer_alike_are_told():
     assert "on the line from 2 to the last one the error has no bump: one minimum" in because
 
 
+def test_members_that_are_always_right_are_not_alike():
+    assert not any("nearly the last" in words for words in said(disagreements=(0.0, 0.0), member_errors=(0.1, 0, 0)))
+
+
 @pytest.mark.parametrize(
     ("restarts", "advice"),
     [

@@ -68,6 +68,8 @@ class Train:
 
         recipe = Recipe(**vars(self.recipe))
         out = self.out or Path("runs") / run_name(recipe)
+        if recipe.dataset == "folder" and self.where.data and out.resolve().is_relative_to(self.where.data.resolve()):
+            raise ArgumentError(f"out must lie outside the images, got {out} in {self.where.data}: choose another")
         status = train([(recipe, out)], self.where, curves=self.curves)
         if status == 0:
             tables.run(out)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, SnapensError
+from ..errors import ArgumentError, SnapensError, StoreError
 from ..lab import data
 from ..lab.data.images import ImageData
 from ..lab.recipe import Recipe
@@ -106,6 +106,10 @@ def _is_complete(recipe: Recipe, path: Path, curves: bool) -> bool:
     """Whether nothing is left to do of a run; then that is said."""
     run = Run(path)
     if not (run.exists and run.finished) or (curves and run.curves() is None):
+        return False
+    try:
+        run.outputs()
+    except StoreError:  # the snapshots will be asked again
         return False
     run.require(recipe)
     sys.stderr.write(f"{path} is finished already\n")

@@ -21,12 +21,12 @@ def between(step: TrainingStep, snapshots: Snapshots) -> Between:
         start = snapshots.load(other)
         interpolated, estimated = [], []
         for share in LAST_SHARE:
-            _set(step.network, {name: _mixed(end[name], start[name], share) for name in end})
+            set_weights(step.network, {name: _mixed(end[name], start[name], share) for name in end})
             interpolated.append(_percent_wrong(step))
             step.estimate_statistics(_ESTIMATION_IMAGES)
             estimated.append(_percent_wrong(step))
         lines.append(Line(number, tuple(interpolated), tuple(estimated)))
-    _set(step.network, end)
+    set_weights(step.network, end)
     return Between(LAST_SHARE, tuple(lines), "training images, augmented")
 
 
@@ -36,7 +36,8 @@ def _mixed(end: Tensor, start: Tensor, last_share: float) -> Tensor:
     return last_share * end + (1 - last_share) * start
 
 
-def _set(network: nn.Module, weights: dict[str, Tensor]) -> None:
+def set_weights(network: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy a snapshot into a network, where its tensors are."""
     with torch.no_grad():
         for name, tensor in tensors(network).items():
             tensor.copy_(weights[name])

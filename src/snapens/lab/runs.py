@@ -29,6 +29,8 @@ from .typed import decoded
 
 log = logging.getLogger("snapens")
 
+_OUTPUTS = "outputs.safetensors"
+
 
 @dataclass(frozen=True)
 class State:
@@ -124,6 +126,11 @@ class Run:
             raise StoreError(f"run must be a folder without a run, got {self.path}: choose another, or resume that one")
         if self.exists:
             self.require(recipe)
+        elif (self.path / "state").exists():
+            raise DamagedError(
+                f"{self.path} must hold recipe.json beside the state that is there, got none: restore it, or choose "
+                "another folder"
+            )
 
     def require(self, recipe: Recipe) -> None:
         """Make sure that the run is one of this recipe."""
@@ -214,11 +221,15 @@ class Run:
             rows = [before[part][:earlier]] if earlier else []
             stored[part] = torch.cat([*rows, outputs[None]])
             stored[f"{part}_labels"] = labels
-        publish(self.path / "outputs.safetensors", tensorfile.encode(stored))
+        publish(self.path / _OUTPUTS, tensorfile.encode(stored))
+
+    def drop_outputs(self) -> None:
+        """Remove what the members said: they will be asked again."""
+        (self.path / _OUTPUTS).unlink(missing_ok=True)
 
     def outputs(self, part: str = "test") -> Outputs:
         """What the members say of the "test" or "held_out" images; members are those of `snapshots.steps`."""
-        stored, path = self._stored_outputs(), self.path / "outputs.safetensors"
+        stored, path = self._stored_outputs(), self.path / _OUTPUTS
         if part not in stored:
             held_out = "; train with held_out=N to have some" if part == "held_out" else ""
             raise StoreError(f"{self.path} holds no outputs of the {part} images{held_out}")
@@ -252,7 +263,7 @@ class Run:
             raise DamagedError(f"{path} must be what snapens wrote, got {error}: remove it") from error
 
     def _stored_outputs(self) -> dict[str, Tensor]:
-        path = self.path / "outputs.safetensors"
+        path = self.path / _OUTPUTS
         return {name: entry.read() for name, entry in tensorfile.entries(path).items()} if path.exists() else {}
 
     @cached_property
@@ -273,10 +284,13 @@ class Run:
 
 
 def runs_in(path: Path) -> list[Run]:
-    """The run in a folder; where there is none, those in its sub-folders, by name."""
+    """The run in a folder; where there is none, those in its sub-folders that have a member, by name."""
     run = Run(path)
     below = [] if run.exists else [Run(folder) for folder in sorted(path.glob("*/")) if Run(folder).exists]
-    return below or [run]
+    spoken = [run for run in below if (run.path / _OUTPUTS).exists()]
+    for run in (run for run in below if spoken and run not in spoken):
+        log.warning("%s is left out: none of its snapshots was ever asked", run.path)
+    return spoken or below or [run]
 
 
 def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:

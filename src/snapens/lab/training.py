@@ -1,5 +1,6 @@
 """Training: one recipe on its way to its snapshots, in a run folder."""
 
+import logging
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -12,13 +13,16 @@ from torch import Tensor
 
 from .. import __version__, metrics
 from ..ensembler import SnapshotEnsembler
-from ..errors import ArgumentError, DamagedError, NonFiniteError
+from ..errors import ArgumentError, DamagedError, NonFiniteError, StoreError
 from . import gallery, source
+from .data.images import Images
 from .feed import Placed
-from .interpolate import between
+from .interpolate import between, set_weights
 from .recipe import Recipe
 from .runs import Run, State
 from .step import TrainingStep
+
+log = logging.getLogger("snapens")
 
 _BURST_STEPS = 8  # queued at a time on a GPU, and two bursts at most: the others of a pack have their turn
 _LOG_STEPS = 1000  # at most, between two lines of the log; an epoch where that is shorter
@@ -167,12 +171,40 @@ class Training:
         if state is None:
             self.save()
         else:
-            self.step.load(state.tensors)
             self._ensembler.load_state_dict(_with_integer_steps(state.notes["ensembler"]))
+            self._mend_outputs()
+            self.step.load(state.tensors)
             self.run.forget(self.completed)
         self._logged = self.completed
         if self.finished:
             self._finish()
+
+    def _mend_outputs(self) -> None:
+        """Ask the snapshots again where the folder has lost what they said; the network ends as the last of them."""
+        snapshots = self._ensembler.snapshots
+        try:
+            for part in self._parts if snapshots.steps else ():
+                self.run.outputs(part)
+        except StoreError as error:
+            log.warning("%s: the snapshots are asked again", error)
+            self.run.drop_outputs()
+            for step in snapshots.steps:
+                set_weights(self.step.network, snapshots.load(step))
+                self.run.add_outputs(step, self._outputs())
+
+    def _outputs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Log-probabilities and labels of each part, from the weights as they are."""
+        found = {
+            part: (self.step.log_probabilities(self.placed.batches(images)), torch.from_numpy(images.labels))
+            for part, images in self._parts.items()
+        }
+        self.step.release()
+        return found
+
+    @property
+    def _parts(self) -> dict[str, Images]:
+        data = self.placed.data
+        return {"test": data.test} | ({"held_out": data.held_out} if data.held_out else {})
 
     def _end_stretch(self, completed: int) -> None:
         """Queue the mean loss since the last line of the log for reading."""
@@ -223,13 +255,7 @@ class Training:
     def _end_cycle(self, completed: int) -> None:
         """Evaluate the member, commit its snapshot, begin the next cycle, keep the state."""
         self._log_stretches(wait=True)  # first: the time of an evaluation is not that of the steps before it
-        data = self.placed.data
-        parts = {"test": data.test} | ({"held_out": data.held_out} if data.held_out else {})
-        outputs = {
-            part: (self.step.log_probabilities(self.placed.batches(images)), torch.from_numpy(images.labels))
-            for part, images in parts.items()
-        }
-        self.step.release()
+        outputs = self._outputs()
         self.run.add_outputs(completed, outputs)
         self._ensembler.step()
         test, labels = outputs["test"]

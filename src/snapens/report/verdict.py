@@ -208,6 +208,8 @@ def _valley(evidence: Evidence) -> Finding | None:
 def _same(evidence: Evidence) -> list[int]:
     """Members whose answers are the last one's, but for few, beyond the noise of counting them."""
     most, n = SAME_ANSWERS * evidence.member_errors[-1], evidence.examples
+    if most == 0:  # all that are right agree
+        return []
     noise = [_STANDARD_ERRORS * (share * (1 - share) / n) ** 0.5 for share in evidence.disagreements]
     return [k for k, share in enumerate(evidence.disagreements, 1) if share + noise[k - 1] <= most]
 

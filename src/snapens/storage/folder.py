@@ -1,6 +1,7 @@
 """Snapshots in a folder: one file each, and a manifest that is the only word on which of them exist."""
 
 import logging
+import re
 import secrets
 import uuid
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from .manifest import Manifest, Record
 from .tensorfile import Stored
 
 log = logging.getLogger("snapens")
+
+_NAME = re.compile(r"step-\d{9,}-[0-9a-f]{12}\.safetensors")
 
 
 class Folder:
@@ -38,6 +41,7 @@ class Folder:
                 self._files.mkdir(parents=True, exist_ok=True)
                 self._lock = durable.WriterLock(self.path / "writer.lock")
                 if not manifest.exists():
+                    self._require_untouched()
                     durable.publish(manifest, [Manifest(uuid.uuid4().hex).dumps()])
                 self._written = Manifest.read(manifest)
             if self.steps and not resume:
@@ -113,6 +117,16 @@ class Folder:
         for kept in self.steps:
             self.entries(kept)
 
+    def _require_untouched(self) -> None:
+        """A manifest that was lost is not to be begun anew: the next commit would remove what it named."""
+        previous = self.path / "manifest.previous.json"
+        if previous.exists() or any(_NAME.fullmatch(path.name) for path in self._files.iterdir()):
+            remedy = f"copy {previous.name}, the one before, to it" if previous.exists() else "restore it"
+            raise DamagedError(
+                f"{self.path} must hold manifest.json beside the snapshots that are there, got none: {remedy}, "
+                "or choose another folder"
+            )
+
     @property
     def _manifest(self) -> Manifest:
         return self._written or Manifest.read(self.path / "manifest.json")
@@ -141,8 +155,8 @@ class Folder:
 
     def _sweep(self, manifest: Manifest) -> None:
         try:
-            for path in self._files.glob("step-*.safetensors*"):
-                if path.name not in manifest.files:
+            for path in self._files.iterdir():
+                if path.name not in manifest.files and _NAME.match(path.name):
                     path.unlink()
         except OSError as error:  # the commit stands; what is left over only takes room, until the next one
             log.warning("files in %s that are no longer needed could not be removed: %s", self._files, error)
