@@ -26,7 +26,7 @@ from snapens.lab.feed import Placed
 from snapens.lab.runs import Run
 from snapens.lab.step import TrainingStep
 from snapens.lab.training import Training
-from snapens.storage import durable
+from snapens.storage import durable, tensorfile
 from snapens.weights import tensors
 
 CPU = torch.device("cpu")
@@ -405,7 +405,7 @@ def test_a_finished_run_is_resumed_without_a_step(tmp_path, monkeypatch):
     assert content() == before
 
 
-@pytest.mark.parametrize("damage", ["lost", "truncated", "of an earlier time"])
+@pytest.mark.parametrize("damage", ["lost", "truncated", "altered", "of an earlier time"])
 @pytest.mark.parametrize("stop_at", [13, 24])
 def test_snapshots_are_asked_again_where_what_they_said_is_damaged(tmp_path, caplog, damage, stop_at):
     trained((GROW, tmp_path / "whole"))
@@ -418,11 +418,28 @@ def test_snapshots_are_asked_again_where_what_they_said_is_damaged(tmp_path, cap
     else:
         run = Run(tmp_path / "run")
         stored = {name: tensor.clone() for name, tensor in run._stored_outputs().items()}
-        parts = {part: (stored[part][0], stored[f"{part}_labels"]) for part in ("test", "held_out")}
-        run.add_outputs(6, parts)  # those of later steps are gone
+        if damage == "altered":
+            stored["test"][0, 0] -= 0.125  # nothing that numbers would show
+            durable.publish(outputs, tensorfile.encode(stored))
+            with pytest.raises(DamagedError, match="another SHA-256 than the log has: restore it, or resume the run"):
+                run.outputs()
+        else:  # those of later steps are gone
+            run.add_outputs(6, {part: (stored[part][0], stored[f"{part}_labels"]) for part in ("test", "held_out")})
     trained((GROW, tmp_path / "run"), resume=True)
     assert "the snapshots are asked again" in caplog.text
     assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_device_that_says_it_in_other_bits_is_noted(tmp_path, monkeypatch):
+    trained((GROW, tmp_path / "run"))
+    said = Run(tmp_path / "run").outputs().log_probabilities
+    (tmp_path / "run/outputs.safetensors").unlink()
+    of = TrainingStep.log_probabilities
+    monkeypatch.setattr(TrainingStep, "log_probabilities", lambda self, batches: of(self, batches) - 0.125)
+    for _ in range(2):
+        trained((GROW, tmp_path / "run"), resume=True)
+        assert np.array_equal(Run(tmp_path / "run").outputs().log_probabilities, said - np.float16(0.125))
+    assert [line["event"] for line in Run(tmp_path / "run").log()].count("outputs") == 1
 
 
 def test_a_run_killed_before_it_could_say_that_it_is_finished_says_so_on_resuming(tmp_path):

@@ -211,8 +211,11 @@ class Run:
         kept = [json.dumps(line) + "\n" for line in self.log() if line.get("step", 0) <= completed]
         publish(self.path / "log.jsonl", ["".join(kept).encode()])
 
-    def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Append a member's outputs: for each part of the data log-probabilities (examples, classes) and labels."""
+    def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]]) -> str:
+        """Append a member's outputs: for each part of the data log-probabilities (examples, classes) and labels.
+
+        Returns the SHA-256 of the file, for the log.
+        """
         before = self._stored_outputs()
         steps = before["steps"].tolist() if before else []
         earlier = sum(1 for other in steps if other < step)  # later ones are of before a resume
@@ -221,7 +224,7 @@ class Run:
             rows = [before[part][:earlier]] if earlier else []
             stored[part] = torch.cat([*rows, outputs[None]])
             stored[f"{part}_labels"] = labels
-        publish(self.path / _OUTPUTS, tensorfile.encode(stored))
+        return publish(self.path / _OUTPUTS, tensorfile.encode(stored)).sha256
 
     def drop_outputs(self) -> None:
         """Remove what the members said: they will be asked again."""
@@ -241,9 +244,18 @@ class Run:
                 raise ValueError(f"{outputs.shape} for {len(steps)} steps and {len(labels)} labels, or not a number")
             if labels.dtype != np.int64 or labels.min() < 0 or labels.max() >= outputs.shape[-1]:
                 raise ValueError(f"labels that are not of its {outputs.shape[-1]} classes")
+            if self.outputs_sha256(steps[-1]) not in (None, durable.digest(path).sha256):
+                raise ValueError("another SHA-256 than the log has")
             return Outputs(outputs[[steps.index(step) for step in members]], labels)
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedError(f"{path} must hold what every member says, got {error}: restore it") from error
+            raise DamagedError(
+                f"{path} must hold what every member says, got {error}: restore it, or resume the run to have it again"
+            ) from error
+
+    def outputs_sha256(self, step: int) -> str | None:
+        """What the log says of the outputs up to a step."""
+        noted = [line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and line.get("step") == step]
+        return str(noted[-1]) if noted else None
 
     def keep_curves(self, curves: Between) -> None:
         """Write down what was measured between the snapshots."""

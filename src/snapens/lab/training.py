@@ -190,7 +190,9 @@ class Training:
             self.run.drop_outputs()
             for step in snapshots.steps:
                 set_weights(self.step.network, snapshots.load(step))
-                self.run.add_outputs(step, self._outputs())
+                found = self.run.add_outputs(step, self._outputs())
+            if self.run.outputs_sha256(step) not in (None, found):  # another device, or another torch
+                self._note("outputs", step=step, outputs_sha256=found)
 
     def _outputs(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Log-probabilities and labels of each part, from the weights as they are."""
@@ -256,11 +258,12 @@ class Training:
         """Evaluate the member, commit its snapshot, begin the next cycle, keep the state."""
         self._log_stretches(wait=True)  # first: the time of an evaluation is not that of the steps before it
         outputs = self._outputs()
-        self.run.add_outputs(completed, outputs)
+        sha256 = self.run.add_outputs(completed, outputs)
         self._ensembler.step()
         test, labels = outputs["test"]
         error = metrics.error(test.float().exp().numpy(), labels.numpy())
-        self._note("snapshot", step=completed, test_error=error, seconds=round(self.seconds, 3))
+        seconds = round(self.seconds, 3)
+        self._note("snapshot", step=completed, test_error=error, outputs_sha256=sha256, seconds=seconds)
         self.save()
         self._seen = time.monotonic()
         if self.finished:
