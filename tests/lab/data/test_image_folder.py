@@ -83,7 +83,7 @@ def test_a_class_may_be_called_train(tmp_path):
 
 
 @pytest.mark.parametrize("odd", [(65, 65), (40, 41), (20, 20)])
-def test_images_that_are_large_or_of_several_sizes_are_files(tmp_path, odd):
+def test_images_that_are_large_or_of_several_sizes_are_files(tmp_path, caplog, odd):
     written(tmp_path, formats.noise(20, size=65) if odd == (65, 65) else PIXELS)
     formats.png(tmp_path / "cat/00.png", np.full((*odd, 3), 7, np.uint8))
     data = load("folder", tmp_path)
@@ -92,6 +92,9 @@ def test_images_that_are_large_or_of_several_sizes_are_files(tmp_path, odd):
     assert data.normalisation()[0] == (123.675, 116.28, 103.53)
     first = data.train.pixels.paths.index(tmp_path / "cat/00.png")
     assert (data.train.pixels.crops(np.array([first]), None) == 7).all()
+    sizes = {(40, 41): "40 × 40, 41 × 40", (20, 20): "20 × 20, 40 × 40"}
+    assert ("enlarged" in caplog.text) is (odd in sizes)
+    assert f"images of {sizes.get(odd, '')} are enlarged to 224 × 224" in caplog.text or odd not in sizes
 
 
 def test_hidden_and_other_files_are_passed_over_and_links_followed(tmp_path):

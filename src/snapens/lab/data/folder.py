@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from ...errors import DataError, MissingDataError
 from ...storage.durable import publish
 from .files import PhotoFiles, decoded, of_class, sizes
 from .images import ImageData, Images
+
+log = logging.getLogger("snapens")
 
 SMALL = 64
 """Images of one size up to this are held in memory as they are; others are cropped to 224."""
@@ -37,6 +40,9 @@ def read(root: Path) -> ImageData:
     found = sizes([path for paths, _ in splits.values() for path in paths])
     (width, height), *others = found
     small = not others and width == height <= SMALL
+    if not small and max(max(size) for size in found) <= SMALL:
+        shown = ", ".join(f"{width} × {height}" for width, height in sorted(found)[:5])
+        log.warning("images of %s are enlarged to 224 × 224: only squares of one size are taken as they are", shown)
     images = {
         name: Images(decoded(paths, width) if small else PhotoFiles(paths), labels)
         for name, (paths, labels) in splits.items()
