@@ -501,3 +501,15 @@ def test_publish_says_what_it_wrote(tmp_path):
     assert (
         written.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     )  # FIPS 180-2, appendix B
+
+
+def test_of_many_tensors_that_are_not_finite_five_are_named():
+    bad = {f"w{k}": torch.tensor([float("nan")]) for k in range(7)}
+    with pytest.raises(NonFiniteError, match="at step 4 in w0, w1, w2, w3, w4 and 2 more: lower the rate"):
+        Snapshots().commit(4, bad)
+    with pytest.raises(NonFiniteError, match="in w0, w1, w2, w3, w4: lower the rate"):
+        Snapshots().commit(4, {name: bad[name] for name in list(bad)[:5]})
+
+
+def test_snapshots_say_where_they_are(tmp_path):
+    assert (repr(Snapshots()), repr(Snapshots(tmp_path))) == ("Snapshots()", f"Snapshots({str(tmp_path)!r})")

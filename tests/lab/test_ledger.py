@@ -322,6 +322,11 @@ def test_a_run_that_is_overwritten_takes_what_it_had_a_part_in_with_it(recorded)
     ledger.record_together(singles, results)
     again = ledger.entries(results)["densenet40-cifar100-single-x3-seeds0-2"]
     assert [origin.commit for origin in again.origins] == ["commit0", "commit1", "another"]
+    ledger.record(singles[0], results, "commit0")  # nothing new
+    assert ledger.entries(results)[again.name] == again
+    ledger.record(singles[0], results, "another", overwrite=True)
+    joints = [name for name, entry in ledger.entries(results).items() if isinstance(entry, Joint)]
+    assert joints == ["densenet40-cifar100-snapshot-0.2-x2-seeds0-1"]
 
 
 def test_a_number_of_runs_that_are_gone_or_others_is_refused(recorded):
