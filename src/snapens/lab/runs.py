@@ -211,12 +211,12 @@ class Run:
         kept = [json.dumps(line) + "\n" for line in self.log() if line.get("step", 0) <= completed]
         publish(self.path / "log.jsonl", ["".join(kept).encode()])
 
-    def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]]) -> str:
+    def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]], *, anew: bool = False) -> str:
         """Append a member's outputs: for each part of the data log-probabilities (examples, classes) and labels.
 
-        Returns the SHA-256 of the file, for the log.
+        What is there is dropped if `anew`. Returns the SHA-256 of the file, for the log.
         """
-        before = self._stored_outputs()
+        before = {} if anew else self._stored_outputs()
         steps = before["steps"].tolist() if before else []
         earlier = sum(1 for other in steps if other < step)  # later ones are of before a resume
         stored = {"steps": torch.tensor([*steps[:earlier], step])}
@@ -225,10 +225,6 @@ class Run:
             stored[part] = torch.cat([*rows, outputs[None]])
             stored[f"{part}_labels"] = labels
         return publish(self.path / _OUTPUTS, tensorfile.encode(stored)).sha256
-
-    def drop_outputs(self) -> None:
-        """Remove what the members said: they will be asked again."""
-        (self.path / _OUTPUTS).unlink(missing_ok=True)
 
     def outputs(self, part: str = "test") -> Outputs:
         """What the members say of the "test" or "held_out" images; members are those of `snapshots.steps`."""
@@ -301,7 +297,7 @@ def runs_in(path: Path) -> list[Run]:
     below = [] if run.exists else [Run(folder) for folder in sorted(path.glob("*/")) if Run(folder).exists]
     spoken = [run for run in below if (run.path / _OUTPUTS).exists()]
     for run in (run for run in below if spoken and run not in spoken):
-        log.warning("%s is left out: none of its snapshots was ever asked", run.path)
+        log.warning("%s is left out: it has no outputs of snapshots yet", run.path)
     return spoken or below or [run]
 
 

@@ -187,10 +187,9 @@ class Training:
                 self.run.outputs(part)
         except StoreError as error:
             log.warning("%s: the snapshots are asked again", error)
-            self.run.drop_outputs()
             for step in snapshots.steps:
                 set_weights(self.step.network, snapshots.load(step))
-                found = self.run.add_outputs(step, self._outputs())
+                found = self.run.add_outputs(step, self._outputs(), anew=step == snapshots.steps[0])
             if self.run.outputs_sha256(step) not in (None, found):  # another device, or another torch
                 self._note("outputs", step=step, outputs_sha256=found)
 
