@@ -95,6 +95,7 @@ def test_a_bump_is_what_rises_above_the_line_between_the_ends_with_statistics_es
     assert Line(1, (50,) * 5, (40, 31, 25, 28, 20)).bump_points == 3  # 35, 30, 25 on the way
     assert Line(1, (50, 10, 50), (24, 21, 23)).dip_points == 2
     assert Line(1, (50, 10, 50), (24, 25, 23)).dip_points == -2
+    assert Line(1, (50,) * 5, (24, 10, 20, 10, 23)).dip_points == 3  # half-way, wherever else it is lower
 
 
 @pytest.mark.parametrize(

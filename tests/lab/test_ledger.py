@@ -302,6 +302,8 @@ def test_several_runs_together_are_the_mean_of_their_softmax(recorded):
     assert [origin.commit for origin in joint.origins] == ["commit0", "commit1", "commit2"]
     assert (joint.seconds, joint.test_images) == (3 * 468.75, 40)
     assert ledger.origins(paper.find(joint.cell), entries) == list(joint.origins)
+    alone = ledger.origins(paper.find("densenet40-cifar100-snapshot-0.2"), entries)
+    assert [origin.commit for origin in alone] == ["commit0", "commit1"]
 
 
 def test_a_set_of_runs_is_recorded_when_all_of_it_is_there_and_in_the_ledger(recorded):

@@ -80,6 +80,7 @@ def test_a_pattern_may_be_any_sequence_and_is_kept_as_a_tuple():
         ({"weight_decay": float("nan")}, "weight_decay must be finite and at least 0, got nan"),
         ({"lr": 0.0}, "lr must be a finite number greater than 0, got 0.0"),
         ({"lr": float("inf")}, "lr must be a finite number greater than 0, got inf"),
+        ({"weight_decay": float("inf")}, "weight_decay must be finite and at least 0, got inf"),
         ({"lr": float("nan")}, "lr must be a finite number greater than 0, got nan"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
         ({"dropout": -0.1}, "dropout must be at least 0 and less than 1, got -0.1"),

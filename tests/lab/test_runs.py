@@ -323,6 +323,9 @@ def test_outputs_that_are_not_there_are_an_error_that_says_how_to_have_some(tmp_
     with pytest.raises(StoreError, match=r"holds no outputs of the test images$"):
         run.outputs()
     run.add_outputs(10, {"test": (member(1), LABELS)})
+    kept(tmp_path)
+    with pytest.raises(StoreError, match="holds no snapshot yet: wait for the first minimum"):
+        run.outputs()
     with pytest.raises(StoreError, match="holds no outputs of the held_out images; train with held_out=N to have some"):
         run.outputs("held_out")
 
@@ -348,6 +351,7 @@ def test_a_damaged_file_of_outputs_is_an_error_of_our_own(tmp_path, keep):
         lambda stored: stored.update(test=stored["test"] * float("nan")),
         lambda stored: stored.update(test=stored["test"][0]),
         lambda stored: stored.update(test=torch.full_like(stored["test"], -float("inf"))),
+        lambda stored: stored["test"][0, 0].fill_(-float("inf")),  # of one image alone
         lambda stored: stored.update(test_labels=LABELS + 100),
         lambda stored: stored.update(test_labels=LABELS - 100),
         lambda stored: stored.update(test_labels=LABELS.double()),

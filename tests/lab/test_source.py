@@ -39,6 +39,10 @@ def now():
     return source.digest.__wrapped__()
 
 
+def test_the_order_of_files_does_not_matter():
+    assert source._digest({"a.py": "1", "b.py": "2"}) == source._digest({"b.py": "2", "a.py": "1"})
+
+
 def test_a_file_has_the_name_that_git_gives_it(package):
     for name in ("a.py", "inner/b.py"):
         assert source._blob(package / name) == git(package, "hash-object", name)

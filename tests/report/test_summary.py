@@ -187,6 +187,12 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
     before, last = held_out.member_errors[-2:]
     assert evidence.progress.value == pytest.approx(before - last)
     assert evidence.gain.value == pytest.approx(last - held_out.ensemble_errors[-1])
+    wrong, together = (
+        p.argmax(-1) != held_out.labels for p in (held_out.probabilities[-1], held_out.probabilities.mean(0))
+    )
+    assert (evidence.gain.more, evidence.gain.fewer) == (sum(wrong & ~together), sum(together & ~wrong))
+    alone = run.outputs().member_errors[-1]
+    assert evidence.test_noise == pytest.approx((alone * (1 - alone) / 120) ** 0.5)
     best = min(held_out.ensemble_errors)
     wanted = [error - best for error in held_out.ensemble_errors]
     assert [difference.value for difference in evidence.over_best] == pytest.approx(wanted)
@@ -257,12 +263,17 @@ def test_methods_are_runs_that_differ_in_their_seed_alone(tmp_path):
 def test_methods_are_named_by_what_differs(tmp_path):
     runs = [
         folders.made(tmp_path / "a", method="grow", pattern=("warm", "fresh")),
-        folders.made(tmp_path / "b", method="snapshot", dropout=0.2, lr=0.05),
+        folders.made(tmp_path / "b", method="snapshot", dropout=0.2, lr=1.0),
     ]
     assert [method.name for method in summarise(runs).methods] == [
         "grow, lr 0.1, dropout 0.0, pattern warm fresh",
-        "snapshot, lr 0.05, dropout 0.2, pattern none",
+        "snapshot, lr 1, dropout 0.2, pattern none",
     ]
+    two = summarise([runs[0], folders.made(tmp_path / "c", method="grow", pattern=("warm", "fresh"), seed=1)]).methods[
+        0
+    ]
+    assert (two.name, two.runs) == ("grow", 2)
+    assert two.ensemble.deviation is not None
 
 
 def test_no_run_and_the_same_run_twice_are_refused(run):
@@ -321,6 +332,11 @@ def test_an_unfinished_run_is_shown_but_stands_for_no_method_and_no_baseline(tmp
     assert [account.complete for account in summary.accounts] == [True, False, False]
     assert [(method.name, method.runs) for method in summary.methods] == [("snapshot", 1)]
     assert summary.baseline is None
+    assert [summarise([run]).details.evidence.missing for run in (runs[0], Run(runs[1].path))] == [0, 1]
+    log = runs[0].path / "log.jsonl"
+    first, *rest = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(rest))
+    assert summarise([runs[0]]).details.evidence.losses == ()  # all of them or none
 
 
 def test_a_baseline_has_the_same_task_and_budget(tmp_path):
