@@ -334,7 +334,7 @@ def test_an_unfinished_run_is_shown_but_stands_for_no_method_and_no_baseline(tmp
     assert summary.baseline is None
     assert [summarise([run]).details.evidence.missing for run in (runs[0], Run(runs[1].path))] == [0, 1]
     log = runs[0].path / "log.jsonl"
-    first, *rest = log.read_text().splitlines(keepends=True)
+    _, *rest = log.read_text().splitlines(keepends=True)
     log.write_text("".join(rest))
     assert summarise([runs[0]]).details.evidence.losses == ()  # all of them or none
 
