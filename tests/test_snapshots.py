@@ -513,3 +513,13 @@ def test_of_many_tensors_that_are_not_finite_five_are_named():
 
 def test_snapshots_say_where_they_are(tmp_path):
     assert (repr(Snapshots()), repr(Snapshots(tmp_path))) == ("Snapshots()", f"Snapshots({str(tmp_path)!r})")
+
+
+def test_weights_that_a_state_dict_gives_twice_are_stored_once():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    snapshots = Snapshots()
+    snapshots.commit(4, net.state_dict())
+    found = snapshots.entries(4)
+    assert found["0.weight"] is found["1.weight"]
+    assert found["0.bias"] is not found["1.bias"]

@@ -302,6 +302,8 @@ def test_several_runs_together_are_the_mean_of_their_softmax(recorded):
     assert [origin.commit for origin in joint.origins] == ["commit0", "commit1", "commit2"]
     assert (joint.seconds, joint.test_images) == (3 * 468.75, 40)
     assert ledger.origins(paper.find(joint.cell), entries) == list(joint.origins)
+    two = ledger.origins(paper.find("densenet40-cifar100-single-x2"), entries)
+    assert [origin.commit for origin in two] == ["commit0", "commit1"]
     alone = ledger.origins(paper.find("densenet40-cifar100-snapshot-0.2"), entries)
     assert [origin.commit for origin in alone] == ["commit0", "commit1"]
 
