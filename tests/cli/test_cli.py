@@ -121,9 +121,11 @@ def test_an_interrupt_leaves_a_run_that_resumes_to_the_same_weights(folder, caps
     assert all(torch.equal(ours[key], whole[key]) for key in whole)
 
 
-def test_a_run_among_the_images_is_refused(folder, capsys):
+@pytest.mark.parametrize("named", [["--data", "images"], []])
+def test_a_run_among_the_images_is_refused(folder, capsys, monkeypatch, named):
     (folder / "images").mkdir()
-    assert main(["train", "--dataset", "folder", "--data", "images", "--out", "images/run"]) == 2
+    monkeypatch.setenv("SNAPENS_DATA", "images")
+    assert main(["train", "--dataset", "folder", *named, "--out", "images/run"]) == 2
     assert "out must lie outside the images, got images/run in images" in capsys.readouterr().err
 
 

@@ -64,12 +64,13 @@ class Train:
     def __call__(self) -> int:
         """Train, then print what the snapshots are worth."""
         from . import tables
-        from .training import show_report, train
+        from .training import data_root, show_report, train
 
         recipe = Recipe(**vars(self.recipe))
         out = self.out or Path("runs") / run_name(recipe)
-        if recipe.dataset == "folder" and self.where.data and out.resolve().is_relative_to(self.where.data.resolve()):
-            raise ArgumentError(f"out must lie outside the images, got {out} in {self.where.data}: choose another")
+        images = data_root(self.where.data) if recipe.dataset == "folder" else None
+        if images and out.resolve().is_relative_to(images.resolve()):
+            raise ArgumentError(f"out must lie outside the images, got {out} in {images}: choose another")
         status = train([(recipe, out)], self.where, curves=self.curves)
         if status == 0:
             tables.run(out)

@@ -295,9 +295,9 @@ def runs_in(path: Path) -> list[Run]:
     """The run in a folder; where there is none, those in its sub-folders that have a member, by name."""
     run = Run(path)
     below = [] if run.exists else [Run(folder) for folder in sorted(path.glob("*/")) if Run(folder).exists]
-    spoken = [run for run in below if (run.path / _OUTPUTS).exists()]
-    for run in (run for run in below if spoken and run not in spoken):
-        log.warning("%s is left out: it has no outputs of snapshots yet", run.path)
+    spoken = [found for found in below if (found.path / _OUTPUTS).exists()]
+    for silent in set(below) - set(spoken) if spoken else ():
+        log.warning("%s is left out: it has no outputs of snapshots yet", silent.path)
     return spoken or below or [run]
 
 
