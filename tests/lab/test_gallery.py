@@ -7,7 +7,8 @@ import torch
 
 from snapens.errors import DamagedError, StoreError
 from snapens.lab import gallery
-from snapens.lab.runs import Outputs, Run
+from snapens.lab.outputs import Outputs
+from snapens.lab.runs import Run
 from snapens.storage import durable, tensorfile
 
 

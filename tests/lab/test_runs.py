@@ -11,7 +11,8 @@ import torch
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
 from snapens.lab.feed import Placed
-from snapens.lab.runs import Outputs, Run, State
+from snapens.lab.outputs import Outputs
+from snapens.lab.runs import Run, State
 from snapens.storage import durable, tensorfile
 
 DATA = tiny.data().described()

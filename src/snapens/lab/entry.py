@@ -15,7 +15,8 @@ from .recipe import Recipe
 from .scores import Running, Score
 
 if TYPE_CHECKING:  # reading the ledger does not wait for torch
-    from .runs import Outputs, Run
+    from .outputs import Outputs
+    from .runs import Run
 
 _MOST_POINTS = 300  # of a loss curve
 _THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)

@@ -10,7 +10,8 @@ from .. import metrics
 from ..errors import DamagedError
 from ..storage import tensorfile
 from .data.images import ImageFiles
-from .runs import Outputs, Run, publish
+from .outputs import Outputs
+from .runs import Run, publish
 
 IMAGES = 60
 """How many are kept."""

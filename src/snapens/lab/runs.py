@@ -22,6 +22,7 @@ from ..snapshots import Snapshots
 from ..storage import durable, jsonfile, tensorfile
 from .between import Between
 from .data.augment import Scheme
+from .outputs import Outputs
 from .paper import Cell
 from .recipe import Recipe
 from .scores import running_means
@@ -39,31 +40,6 @@ class State:
     completed: int
     tensors: Mapping[str, Tensor]
     notes: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What the members say of one part of the data: log-probabilities (members, examples, classes), labels."""
-
-    log_probabilities: NDArray[np.float16]
-    labels: NDArray[np.int64]
-
-    @cached_property
-    def probabilities(self) -> NDArray[np.float64]:
-        """(members, examples, classes), oldest member first, each row adding up to 1."""
-        found: NDArray[np.float64] = np.exp(self.log_probabilities.astype(np.float64))
-        found /= found.sum(-1, keepdims=True)
-        return found
-
-    @property
-    def member_errors(self) -> list[float]:
-        """The error of each member alone, a fraction, oldest first."""
-        return metrics.error(self.probabilities, self.labels).tolist()  # type: ignore[no-any-return]
-
-    @property
-    def ensemble_errors(self) -> list[float]:
-        """The error of the last m members together, for m = 1 … M."""
-        return [float(metrics.error(mean, self.labels)) for mean in running_means(self.probabilities[::-1])]
 
 
 class Run:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DamagedError
+from ..lab.outputs import Outputs
 from ..lab.recipe import Recipe
-from ..lab.runs import Outputs, Run
+from ..lab.runs import Run
 from ..lab.scores import Running, Score
 
 _RATE_POINTS = 400

@@ -9,7 +9,8 @@ from .. import metrics
 from ..errors import DamagedError
 from ..lab import gallery
 from ..lab.between import Between
-from ..lab.runs import Outputs, Run
+from ..lab.outputs import Outputs
+from ..lab.runs import Run
 from ..lab.scores import Floats, Running
 from .account import Account
 from .evidence import Evidence

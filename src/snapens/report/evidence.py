@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from .. import metrics
 from ..lab.between import Between, Line
+from ..lab.outputs import Outputs
 from ..lab.recipe import Recipe
-from ..lab.runs import Outputs
 from ..lab.scores import Running
 from .account import Account
 
