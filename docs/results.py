@@ -10,7 +10,7 @@ from snapens.report import figures, formats, readme, style
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
-FIGURES = (("3", "wrn32"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
+FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
 
 
 def texts() -> dict[Path, str]:

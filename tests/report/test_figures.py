@@ -193,16 +193,33 @@ def test_only_panels_with_snapshots_are_drawn_when_asked_for_what_is_measured():
     assert len(figure("3", {}, measured_only=True).axes) == 4  # rather than none
 
 
-@pytest.mark.parametrize("panels", [1, 2, 3, 4])
-def test_the_legend_leaves_room_for_where_it_was_measured(panels):
+@pytest.mark.parametrize(("name", "panels"), [("5", 1), ("5", 2), ("5", 3), ("5", 4), ("S", 1), ("S", 2)])
+def test_the_legend_is_on_the_page_and_leaves_room_for_where_it_was_measured(name, panels):
     cells = [paper.find(f"densenet40-{cell}") for cell in ("cifar10-snapshot-0.2", "cifar100-snapshot-0.2")]
     cells += [paper.find(f"densenet40-{cell}-single") for cell in ("cifar10", "cifar100")]
-    drawn = figure("5", measurements.of_cells(cells[:panels]), measured_only=True)
-    assert len(drawn.axes) == 2 * panels
+    some = cells[:panels] if name == "5" else cells[2 - panels :]
+    drawn = figure(name, measurements.of_cells(some), measured_only=True)
+    assert len(drawn.axes) == panels * (2 if name == "5" else 1)
     (legend,), made = drawn.legends, drawn._supxlabel
+    assert len(legend.get_texts()) == (5 if name == "5" else 3)
     below, around = legend.get_window_extent(), made.get_window_extent()
+    assert drawn.bbox.x0 < below.x0 < below.x1 < drawn.bbox.x1
     visible = around.y1 - around.height / len(made.get_text().split("\n"))  # empty lines follow it
     assert below.x0 > around.x1 or below.y1 < visible
+    assert min(axes.get_window_extent().height for axes in drawn.axes) > 70 * drawn.dpi / 72
+
+
+@pytest.mark.parametrize("name", ["4", "S"])
+def test_no_point_lies_under_the_legend_of_its_panel(name):
+    cells = [paper.find(f"densenet40-cifar100-{method}") for method in ("snapshot-0.2", "single", "singlecycle")]
+    drawn = figure(name, measurements.of_cells(cells), measured_only=True)
+    for axes in drawn.axes:
+        covered = axes.get_legend().get_window_extent()
+        assert drawn.bbox.x0 < covered.x0 < covered.x1 < drawn.bbox.x1
+        for line in axes.lines:
+            if line.get_marker() != "None":
+                points = line.get_transform().transform(line.get_xydata())
+                assert not any(covered.contains(*point) for point in points)
 
 
 def test_names_are_written_as_they_are(everything):

@@ -37,7 +37,9 @@ class Layout:
     """Panels that differ in the last of their words alone have one scale."""
 
 
+_LEAST_POINTS = 360  # of width, however few the panels are
 _MARGIN_POINTS = 70  # for what stands above and below the panels
+_LINE_POINTS = 15  # for each further line of it
 _TITLE_POINTS = 6.6  # of a character
 _LAYOUTS = {
     "2": Layout((panels.losses,), 1, (540, 270), first_seed=True),
@@ -81,21 +83,19 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
             places = [place for place in places if place[0](scratch, place[2], entries)] or places
         columns = min(layout.columns, -(-len(places) // len(layout.draws)))
         rows = -(-len(places) // columns)
-        width, height = layout.panel_points[0] * columns, layout.panel_points[1] * rows + _MARGIN_POINTS
+        width = max(layout.panel_points[0] * columns, _LEAST_POINTS)
+        title = textwrap.wrap(_title(name, network), int(width / _TITLE_POINTS))
+        height = layout.panel_points[1] * rows + _MARGIN_POINTS + _LINE_POINTS * (len(title) - 1)
         drawn = style.figure(width, height)
         drawn.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
         grid = drawn.subplots(rows, columns, squeeze=False)
         evidence = _draw_panels(grid, places, entries, layout)
         _label_outermost(grid)
-        if layout.legend:
-            _share_legend(drawn, grid)
-        title = textwrap.fill(_title(name, network), int(width / _TITLE_POINTS))
-        drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
+        drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12)
         made = drawn.supxlabel(_made(evidence, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
+        if layout.legend:
+            _share_legend(drawn, grid, made)
         drawn.draw_without_rendering()  # has everything in its place, where it stays however often it is saved
-        if any(legend.get_window_extent().overlaps(made.get_window_extent()) for legend in drawn.legends):
-            made.set_text(f"{made.get_text()}\n\n")
-            drawn.draw_without_rendering()
         drawn.set_layout_engine("none")
     return drawn
 
@@ -201,11 +201,19 @@ def _label_outermost(grid: Any) -> None:
             axes.set_xlabel("")
 
 
-def _share_legend(drawn: Any, grid: Any) -> None:
+def _share_legend(drawn: Any, grid: Any, made: Any) -> None:
+    """One legend below all panels, in as many lines as it needs, and `made` above it where one line has not both."""
     found = (axes.get_legend_handles_labels() for axes in grid.flat)
     handles, labels = max(found, key=lambda pair: len(pair[1]))
-    if labels:
-        drawn.legend(handles, labels, loc="outside lower right", ncols=len(labels))
+    for lines in range(1, len(labels) + 1):
+        legend = drawn.legend(handles, labels, loc="outside lower right", ncols=-(-len(labels) // lines))
+        drawn.draw_without_rendering()
+        if lines == len(labels) or legend.get_window_extent().width < drawn.bbox.width:
+            break
+        legend.remove()
+    if labels and legend.get_window_extent().overlaps(made.get_window_extent()):
+        made.set_text(made.get_text() + "\n" * (lines + 1))
+        drawn.set_figheight(drawn.get_figheight() + lines * _LINE_POINTS / 72)
 
 
 def _made(cells: Sequence[Cell], entries: Entries) -> str:

@@ -54,7 +54,7 @@ def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
         axes.annotate(f"{height:.2f}", (m, height), (0, 3), size=_SMALL, **place)
     for run in runs if len(runs) > 1 else ():
         axes.plot(ms, run.last_percent, linestyle="", marker="_", color=INK, markersize=7, zorder=3)
-    _level(axes, baseline)
+    _level(axes, baseline, "upper right")
     values = [*(value for run in runs for value in run.last_percent), *baseline]
     room = max(max(values) - min(values), 0.02 * max(values), 0.1)
     axes.set_ylim(max(0, min(values) - 0.6 * room), max(values) + 0.45 * room)
@@ -82,7 +82,8 @@ def _by_budget(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
         epochs = sorted({cell.recipe.epochs for cell in cells})
         axes.set(xlabel="training budget, epochs", ylabel="test error, %", xlim=(epochs[0] - 15, epochs[-1] + 15))
         axes.set_xticks(epochs)
-        axes.legend(loc="best")
+        axes.legend(loc="upper right")
+        _leave_room(axes, 0.3)
     return drawn
 
 
@@ -98,7 +99,8 @@ def _by_models(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
         most = max(max(cell.seeds for cell in cells), max(cell.recipe.cycles for cell in cells))
         axes.set(xlabel="m, models in the ensemble", ylabel="test error, %", xlim=(0.7, most + 0.3))
         axes.set_xticks(range(1, most + 1))
-        axes.legend(loc="best")
+        axes.legend(loc="upper right")
+        _leave_room(axes, 0.3)
     return drawn
 
 
@@ -115,7 +117,8 @@ def between(axes: Any, cells: Sequence[Cell], entries: Entries, statistics: str)
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         if statistics == "estimated":
             place = {"xycoords": "axes fraction", "ha": "right", "va": "top", "size": _SMALL, "color": MUTED}
-            axes.annotate(f"from {found[0].estimated_from}", (1, 1), **place)
+            axes.annotate(f"from {found[0].estimated_from}", (1, 1), bbox=CLEARING, **place)
+            _leave_room(axes, 0.1)
     return bool(found)
 
 
@@ -147,7 +150,7 @@ def over_time(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     ms = range(1, snapshot.recipe.cycles + 1)
     axes.plot(ms, _mean([run.snapshot_percent for run in runs]), "o-", color=SINGLE, label="each snapshot alone")
     axes.plot(ms, _mean([run.first_percent for run in runs]), "s-", color=ENSEMBLE, label="the first m together")
-    _level(axes, measured(single, entries), falling=True)
+    _level(axes, measured(single, entries), "best")
     axes.set(xlabel="m, snapshots so far", ylabel="test error, %", xlim=(0.8, len(ms) + 0.2))
     axes.set_xticks(ms)
     return True
@@ -164,20 +167,20 @@ def _line(axes: Any, points: dict[int, list[float]], words: str, colour: str, ma
     return bool(points)
 
 
-def _level(axes: Any, errors: Sequence[float], falling: bool = False) -> None:
-    """The single model's error, named in the corner on the right, or below the line on the left of curves that fall."""
+def _level(axes: Any, errors: Sequence[float], place: str) -> None:
+    """The single model's error, with a legend of its own."""
     if errors:
         level = float(np.mean(errors))
         line = axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
-        words = f"single {level:.2f}"
-        if falling:
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "top"}
-            axes.annotate(words, (0, level), (0, -2), size=_SMALL, color=BASELINE, bbox=CLEARING, **place)
-        else:
-            frame = {"frameon": True, "framealpha": 1, "facecolor": PAPER, "edgecolor": "none", "borderaxespad": 0}
-            axes.legend(
-                [line], [words], loc="upper right", fontsize=_SMALL, labelcolor=BASELINE, handlelength=2.4, **frame
-            )
+        frame = {"frameon": True, "framealpha": 1, "facecolor": PAPER, "edgecolor": "none", "borderaxespad": 0}
+        style = {"fontsize": _SMALL, "labelcolor": BASELINE, "handlelength": 2.4, **frame}
+        axes.legend([line], [f"single {level:.2f}"], loc=place, **style)
+
+
+def _leave_room(axes: Any, share: float) -> None:
+    """Above what is drawn, for words."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + share * (high - low))
 
 
 def _rate(cells: Sequence[Cell]) -> str:
