@@ -19,8 +19,10 @@ def results(entries: Entries) -> str:
         ["network", "data", "method", "paper, %", "ours, %", "difference, points", "n", "hardware"],
         ["---", "---", "---", "---:", "---:", "---:", "---:", "---"],
     ]
-    numbers = {(cell.recipe, cell.reads, cell.seeds): cell for cell in reversed(paper.cells())}  # the first of each
-    for cell in sorted(reversed(numbers.values()), key=_network_and_dataset):
+    numbers: dict[tuple[object, ...], paper.Cell] = {}
+    for cell in paper.cells():
+        numbers.setdefault((cell.recipe, cell.reads, cell.seeds), cell)
+    for cell in sorted(numbers.values(), key=_network_and_dataset):
         value = Value(cell, tuple(measured(cell, entries)))
         if value.difference is not None:
             rows.append(_row(value, sorted({origin.device for origin in origins(cell, entries)})))
