@@ -1,6 +1,7 @@
 """The numbers of a report, against plain float64 loops over examples."""
 
 import json
+from collections import Counter
 
 import folders
 import numpy as np
@@ -187,6 +188,8 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
     before, last = held_out.member_errors[-2:]
     assert evidence.progress.value == pytest.approx(before - last)
     assert evidence.gain.value == pytest.approx(last - held_out.ensemble_errors[-1])
+    (_, most), *_ = Counter(held_out.labels.tolist()).most_common()
+    assert evidence.learned.value == pytest.approx(1 - most / 50 - held_out.ensemble_errors[-1])
     wrong, together = (
         p.argmax(-1) != held_out.labels for p in (held_out.probabilities[-1], held_out.probabilities.mean(0))
     )

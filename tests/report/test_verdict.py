@@ -22,6 +22,7 @@ EVIDENCE = Evidence(
     restarts=("warm", "warm"),
     member_errors=(0.30, 0.30, 0.30),
     ensemble_errors=(0.30, 0.28, 0.27),
+    learned=by(7000, 100),
     gain=by(400, 100),
     nll=(1.0, 0.9),
     nll_noise=0.01,
@@ -51,6 +52,18 @@ def lines(*of):
 
 def test_a_healthy_run_gains_and_takes_all_its_members():
     assert list(said()) == ["The ensemble errs less than its last snapshot, beyond noise.", "It takes all 3."]
+
+
+def test_a_run_at_chance_is_said_to_be_and_nothing_else():
+    (finding,) = said(learned=by(59, 41), ensemble_errors=(0.9, 0.9, 0.897), missing=1).values()  # chance 0.044
+    assert (finding.kind, finding.says) == (
+        "warning",
+        "The ensemble is no better than a guess, as far as these images tell.",
+    )
+    assert finding.because.startswith(
+        "Always answering the most frequent class errs on 89.88 %, the ensemble on 89.70 %."
+    )
+    assert len(said(learned=by(61, 39))) == 2
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ class Evidence:
     """What lies between each earlier member and the last: fresh weights, or cycles that go on; none is no cycles."""
     member_errors: tuple[float, ...]
     ensemble_errors: tuple[float, ...]
+    learned: Difference
+    """Always answering the most frequent class, less all together."""
     gain: Difference
     """The last snapshot less all together."""
     nll: tuple[float, float]
@@ -103,6 +105,7 @@ class Evidence:
             restarts=tuple(_between(account.recipe, k, len(p)) for k in range(len(p) - 1)),
             member_errors=tuple(alone.mean(-1).tolist()),
             ensemble_errors=tuple(errors.tolist()),
+            learned=Difference.of(labels != np.bincount(labels).argmax(), together[-1]),
             gain=Difference.of(alone[-1], together[-1]),
             nll=(float(nll[0].mean()), float(nll[1].mean())),
             nll_noise=float((nll[1] - nll[0]).std() / np.sqrt(len(labels))),

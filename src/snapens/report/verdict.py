@@ -35,6 +35,8 @@ def verdict(evidence: Evidence, under_standard: Difference | None = None) -> lis
 
     `under_standard` is the test error of one model on the standard schedule, if there is one, less the ensemble's.
     """
+    if guess := _guess(evidence):
+        return [guess]
     whole = (partial(_standard, under=under_standard), _less_likely, _enough, _hurtful, _short, _alike, _valley)
     rules = (_gain, _unfinished) if evidence.missing else (_gain, *whole)
     return [finding for rule in rules if (finding := rule(evidence)) is not None]
@@ -51,6 +53,18 @@ def basis(evidence: Evidence) -> str:
         f"A description of the {evidence.examples:,} test images, not a choice: no images were held out. To choose m "
         "or the number of cycles, train with --held-out N and ask again."
     )
+
+
+def _guess(evidence: Evidence) -> Finding | None:
+    """Has anything been learned; if not, nothing else is worth a word."""
+    learned, error = evidence.learned, evidence.ensemble_errors[-1]
+    if learned.chance <= CHANCE:
+        return None
+    because = (
+        f"Always answering the most frequent class errs on {_percent(error + learned.value)}, the ensemble on "
+        f"{_percent(error)}. Look at the training loss, the learning rate and the labels first."
+    )
+    return Finding("warning", "The ensemble is no better than a guess, as far as these images tell.", because)
 
 
 def _gain(evidence: Evidence) -> Finding | None:
