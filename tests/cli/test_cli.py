@@ -327,6 +327,11 @@ def test_a_report_is_written_where_it_is_asked_for(folder, capsys):
     assert capsys.readouterr().out == "pages/report.html\n"
     assert main(["report", "run", "--format", "csv", "--out", "pieces"]) == 0
     assert all(line.startswith("pieces/") for line in capsys.readouterr().out.split())
+    assert main(["report", "run", "--out", "pages/one.png"]) == 2
+    assert "out must be a page or a folder, got pages/one.png: add --format png" in capsys.readouterr().err
+    assert main(["report", "run", "--format", "csv", "--out", "one.csv"]) == 2
+    assert "out must be a folder, for there are several pieces, got one.csv" in capsys.readouterr().err
+    assert not list(folder.glob("**/one.*g")) + list(folder.glob("one.csv"))
     assert main(["report", "tiny.npz"]) == 2
     assert "run must be a folder that holds recipe.json, got tiny.npz" in capsys.readouterr().err
     assert main(["report"]) == 2

@@ -1,6 +1,9 @@
 """Recording runs, and the paper's tables and figures, as a user asks for them."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +67,28 @@ def test_every_table_is_printed_in_every_format(tmp_path, monkeypatch, capsys, n
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "table", number, "--format", style]) == 0
     assert mark in capsys.readouterr().out
+
+
+def test_a_terminals_width_is_kept_and_a_file_has_all_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    for is_terminal, times in ((True, 2), (False, 1)):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda shown=is_terminal: shown)
+        assert main(["paper", "table", "1"]) == 0
+        text = capsys.readouterr().out
+        assert text.count("ResNet-110 ") == times
+        assert not is_terminal or max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", [["--help"], ["paper", "table", "1", "--format", "csv"]])
+def test_nothing_is_said_when_nobody_reads_on(tmp_path, command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    asked = [sys.executable, "-m", "snapens", *command]
+    done = subprocess.run(asked, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    os.close(writing)
+    assert done.returncode == 141
+    assert "Error" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [["list"], ["table", "1"], ["figure", "6"]])

@@ -1,6 +1,7 @@
 """Charts show the summary's numbers, and go into a page as SVG that its policy and its theme allow."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import folders
@@ -70,6 +71,14 @@ def test_a_matrix_has_a_number_for_each_pair(summary, drawn, name, scale, form):
     shown = {text.get_position()[::-1]: text.get_text() for text in drawn[name].figure.axes[0].texts}
     pairs = [(row, column) for row in range(3) for column in range(3) if row != column]
     assert shown == {(row + 1, column + 1): form.format(values[row, column]) for row, column in pairs}
+
+
+def test_a_pair_of_snapshots_has_one_colour(tmp_path):
+    details = summarise([folders.made(tmp_path / "run", members=2)]).details
+    details.correlation[0, 1] = np.nextafter(details.correlation[1, 0], 0)  # as rounding leaves it
+    for name in ("correlation", "disagreement"):
+        patches = charts.draw(replace(summarise([folders.made(tmp_path / name, members=2)]), details=details))[name]
+        assert len({patch.get_alpha() for patch in patches.figure.axes[0].patches}) == 1
 
 
 @pytest.mark.parametrize(("members", "form"), [(7, "{:.3f}"), (8, "{:.2f}"), (15, "{:.2f}"), (16, None)])

@@ -98,7 +98,9 @@ def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
     ]
     assert axes.get_ylim()[0] < min(heights)
     legend = axes.get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == [f"single {np.mean(single):.2f}"]
+    assert [text.get_text() for text in legend.get_texts()] == [f"single {np.mean(single):.2f}", "each seed"]
+    seeds = [line.get_ydata() for line in axes.lines if line.get_marker() == "_"]
+    assert [tuple(errors) for errors in seeds] == [run.last_percent for run in runs]
     assert [text.get_text() for text in axes.texts] == [f"{height:.2f}" for height in heights]
     for text, bar in zip(axes.texts, axes.patches, strict=True):
         assert legend.get_window_extent().y0 > text.get_window_extent().y0 > bar.get_window_extent().y1

@@ -140,6 +140,17 @@ def test_the_terminal_shows_aligned_columns_and_says_what_is_not_measured():
     assert all(len(line) < 200 for line in lines)
 
 
+def test_a_narrow_terminal_has_the_columns_below_each_other():
+    shown = table(1, measurements.everything(2))
+    wide, narrow, narrowest = (formats.terminal(shown, most) for most in (1000, 130, 20))
+    assert [text.count("ResNet-110 ") for text in (wide, narrow, narrowest)] == [1, 2, 4]
+    assert max(map(len, narrow.splitlines())) <= 130
+    for line in formats.csv(shown).splitlines()[1:]:
+        assert f"{float(line.split(',')[8]):.2f}" in narrowest
+    blocks = [block.splitlines() for block in narrow.split("\n\n")]
+    assert [block[0].split() for block in blocks[1:]] == [["C10", "C100"], ["SVHN", "Tiny", "ImageNet"]]
+
+
 def test_markdown_has_as_many_cells_in_every_row_and_bold_where_it_is_best():
     for number in (1, 2, 3):
         for entries in ({}, measurements.of_cells(SOME, 2), measurements.everything(2)):
@@ -195,6 +206,7 @@ def test_latex_is_balanced_and_free_of_characters_that_it_does_not_know():
     assert "\\textcolor{blue}{\\textbf{21.93}} & \\textcolor{blue}{21.75 $\\pm$ 0.35 ($n=2$, $-0.18$)}" in text
     assert "5.24$^*$" in text
     assert "\\multirow{6}{*}{DenseNet-40}" in text
+    assert text.index("\\begin{adjustbox}{max width=\\textwidth}") < text.index("\\begin{tabular}")
 
 
 @pytest.mark.parametrize("form", formats.FORMATS.values())

@@ -61,7 +61,7 @@ def test_a_run_at_chance_is_said_to_be_and_nothing_else():
         "The ensemble is no better than a guess, as far as these images tell.",
     )
     assert finding.because.startswith(
-        "Always answering the most frequent class errs on 89.88 %, the ensemble on 89.70 %."
+        "Always answering the most frequent class errs on 89.88 % of the 10,000 test images, the ensemble on 89.70 %."
     )
     assert len(said(learned=by(61, 39))) == 2
 
@@ -116,9 +116,11 @@ def test_probabilities_are_worse_beyond_two_standard_errors(together, worse):
 def test_reasons_name_the_numbers():
     because = next(iter(said().values())).because
     assert because == (
-        "The last snapshot errs on 30.00 %, all 3 together on 27.00 %: 3.00 points fewer, with a paired standard error "
-        "of 0.22 points."
+        "The last snapshot errs on 30.00 % of the 10,000 test images, all 3 together on 27.00 %: 3.00 points fewer, "
+        "with a paired standard error of 0.22 points."
     )
+    held_out = next(iter(said(part="held_out", examples=200).values())).because
+    assert held_out.startswith("The last snapshot errs on 30.00 % of the 200 held-out images, all 3")
     worse = next(iter(said(gain=by(100, 400), ensemble_errors=(0.30, 0.28, 0.33)).values())).because
     assert "33.00 %: 3.00 points more" in worse
 

@@ -1,10 +1,11 @@
 """The command line: the only place that prints or reads arguments."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 from tyro.conf import Positional, subcommand
@@ -93,15 +94,21 @@ class Report:
         """Write the page, or the pieces, and say where they are."""
         from ..lab.runs import runs_in
         from ..report.page import write
-        from ..report.pieces import pieces
+        from ..report.pieces import Format, pieces
 
         if not self.runs:
             raise ArgumentError("runs must name at least one run folder, got none")
         runs = [run for path in self.runs for run in runs_in(path)]
         if self.format == "html":
             out = self.out or self.runs[0]
+            if out.suffix[1:] in get_args(Format):
+                raise ArgumentError(
+                    f"out must be a page or a folder, got {out}: add --format {out.suffix[1:]} for pieces"
+                )
             written = [write(runs, out / "report.html" if out.is_dir() else out)]
         else:
+            if self.out is not None and self.out.suffix[1:] == self.format:
+                raise ArgumentError(f"out must be a folder, for there are several pieces, got {self.out}")
             written = pieces(runs, self.out or self.runs[0] / "report", self.format)
         sys.stdout.write("".join(f"{path}\n" for path in written))
         return 0
@@ -156,7 +163,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(arguments) == ["--version"]:
         sys.stdout.write(f"snapens {__version__}\n")
         return 0
-    command = tyro.cli(
+    try:
+        status = _command(arguments)()
+        sys.stdout.flush()
+        return status
+    except SnapensError as error:
+        sys.stderr.write(f"snapens: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("snapens: interrupted\n")
+        return 130
+    except BrokenPipeError:  # nobody reads on, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor will what is still to be flushed fail
+        return 141
+
+
+def _command(arguments: Sequence[str]) -> Command:
+    found = tyro.cli(
         Command,
         prog="snapens",
         args=arguments,
@@ -164,11 +187,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # a network of one's own, as module:callable
-    try:
-        return command()
-    except SnapensError as error:
-        sys.stderr.write(f"snapens: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("snapens: interrupted\n")
-        return 130
+    return found

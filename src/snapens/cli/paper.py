@@ -1,6 +1,7 @@
 """`snapens paper`: the cells, the ledger, the tables and figures."""
 
 import re
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,10 +128,15 @@ class PaperTable:
 
     def __call__(self) -> int:
         """Print it."""
-        from ..report.formats import FORMATS
+        from ..report.formats import FORMATS, terminal
         from ..report.tables import table
 
-        sys.stdout.write(FORMATS[self.format](table(self.number, _entries(self.ledger))).rstrip() + "\n")
+        shown = table(self.number, _entries(self.ledger))
+        if self.format == "terminal" and sys.stdout.isatty():
+            text = terminal(shown, shutil.get_terminal_size().columns)
+        else:
+            text = FORMATS[self.format](shown)
+        sys.stdout.write(text.rstrip() + "\n")
         return 0
 
 

@@ -118,7 +118,7 @@ def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
         if differing := sorted(name for name in {**old, **new} if old.get(name) != new.get(name)):
             raise StoreError(
                 f"{path} must not change, but {entry.name} now has other {', '.join(differing)}: "
-                "remove the file, or say that it is to be overwritten"
+                "remove the file, or ask for it to be overwritten (--overwrite)"
             )
         return path
     kind = next(kind for kind, form in _KINDS.items() if isinstance(entry, form))

@@ -134,7 +134,7 @@ def reliability(summary: Summary) -> Chart:
         axes.plot(confidence, accuracy, color=colour, marker="o", label=label)
     axes.set_xlabel("confidence, %")
     axes.set_ylabel("accuracy, %")
-    axes.legend(loc="upper left")
+    axes.legend(loc="best")
     told = (
         f"Expected calibration error {summary.focus.single.ece:.4f} alone, {summary.focus.ensemble.ece:.4f} together."
     )
@@ -165,7 +165,7 @@ def _matrix(name: str, title: str, values: Any, form: str) -> Chart:
     legible = size > 5
     low, high = values[apart].min(), values[apart].max()
     for row, column in zip(*np.nonzero(apart), strict=True):
-        share = (values[row, column] - low) / (high - low) if high > low else 0.5
+        share = (values[row, column] - low) / (high - low) if high - low > 1e-6 else 0.5  # one pair has one value
         axes.add_patch(
             package("matplotlib.patches", "report").Rectangle(
                 (column + 0.53, row + 0.53), 0.94, 0.94, facecolor=ENSEMBLE, alpha=0.08 + 0.42 * share, linewidth=0

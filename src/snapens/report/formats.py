@@ -15,8 +15,8 @@ _WHOSE = ["paper", "ours"]
 
 _NOTE = (
     "paper: as published; * taken by the paper from the DenseNet paper. ours: the mean over n seeds ± their standard "
-    "deviation, and the difference from the paper in points; – is not measured yet, or not in the paper. {best} is the "
-    "best of its group, of ours among what is measured."
+    "deviation, and the difference from the paper in points. – under paper: not published; under ours: not measured "
+    "yet. {best} is the best of its group, of ours among what is measured."
 )
 
 
@@ -40,8 +40,8 @@ _FIELDS = (
 )
 
 
-def terminal(table: Table) -> str:
-    """As aligned text; the best are in brackets."""
+def terminal(table: Table, most: int = 1000) -> str:
+    """As aligned text, the best in brackets; columns that are not within `most` characters follow below."""
     head = [["", "", *(text for name in table.columns for text in (name, ""))], ["", ""] + _WHOSE * len(table.columns)]
     groups = [
         [[group.network if k == 0 else "", row.method, *_shown(row, _TEXT)] for k, row in enumerate(group.rows)]
@@ -49,10 +49,24 @@ def terminal(table: Table) -> str:
     ]
     blocks = [head, *groups]
     widths = [max(map(len, column)) for column in zip(*(line for block in blocks for line in block), strict=True)]
-    texts = ["\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in block) for block in blocks]
-    whole = sum(widths) + 2 * len(widths) - 2
-    body = f"\n{'─' * whole}\n".join([*texts, textwrap.fill(_NOTE.format(best="[ ]"), max(whole, 80))])
-    return f"Table {table.number}. {table.title}\n\n{body}\n"
+    parts, columns = [], [0, 1]
+    for k in range(2, len(widths), 2):
+        if len(columns) > 2 and sum(widths[c] + 2 for c in (*columns, k, k + 1)) - 2 > most:
+            parts.append(_aligned(blocks, widths, columns))
+            columns = [0, 1]
+        columns += [k, k + 1]
+    body = "\n\n".join([*parts, _aligned(blocks, widths, columns)])
+    across = max(80, *map(len, body.splitlines()))
+    note = textwrap.fill(_NOTE.format(best="[ ]"), min(across, most))
+    return f"{textwrap.fill(f'Table {table.number}. {table.title}', most)}\n\n{body}\n{note}\n"
+
+
+def _aligned(blocks: Sequence[Sequence[Sequence[str]]], widths: Sequence[int], columns: Sequence[int]) -> str:
+    """Some columns of lines of text, ruled between the blocks and below."""
+    texts = [
+        "\n".join("  ".join(line[c].ljust(widths[c]) for c in columns).rstrip() for line in block) for block in blocks
+    ]
+    return f"\n{'─' * (sum(widths[c] + 2 for c in columns) - 2)}\n".join([*texts, ""]).rstrip("\n")
 
 
 def markdown(table: Table) -> str:
@@ -86,13 +100,14 @@ def csv(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """As the paper sets it, for the packages booktabs, multirow and xcolor."""
+    """As the paper sets it, no wider than the text; its first line says which packages it needs."""
     columns = "ll" + "cc" * len(table.columns)
     heads = [f"\\multicolumn{{2}}{{c}}{{\\bf {_in_latex(name)}}}" for name in table.columns]
     lines = [
-        "% needs \\usepackage{booktabs, multirow, xcolor}",
+        "% needs \\usepackage{adjustbox, booktabs, multirow, xcolor}",
         "\\begin{table*}[t]",
         "\\centering\\small",
+        "\\begin{adjustbox}{max width=\\textwidth}",
         f"\\begin{{tabular}}{{{columns}}}",
         "\\toprule",
         " & ".join(["", "\\bf Method", *heads]) + " \\\\",
@@ -105,7 +120,13 @@ def latex(table: Table) -> str:
             shown = [_in_blue(text) if row.is_the_papers else text for text in _shown(row, _LATEX)]
             lines.append(" & ".join([network, _in_latex(row.method), *shown]) + " \\\\")
     caption = f"{table.title}. {_NOTE.format(best='Bold')}"
-    lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{_in_latex(caption)}}}", "\\end{table*}"]
+    lines += [
+        "\\bottomrule",
+        "\\end{tabular}",
+        "\\end{adjustbox}",
+        f"\\caption{{{_in_latex(caption)}}}",
+        "\\end{table*}",
+    ]
     return "\n".join(lines).replace("–", "--") + "\n"
 
 

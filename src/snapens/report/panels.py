@@ -16,6 +16,7 @@ from .style import BASELINE, CLEARING, ENSEMBLE, INK, MUTED, PAPER, SINGLE
 Floats = NDArray[np.float64]
 
 _SMALL = 8  # points, of what is written into a panel
+_FRAME = {"frameon": True, "framealpha": 1, "facecolor": PAPER, "edgecolor": "none"}  # over lines of the grid
 _ORDINALS = ("#440154", "#3b528b", "#21828c", "#3aa365", "#a5b31c")  # as viridis, the first snapshot darkest
 
 
@@ -51,10 +52,13 @@ def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     for m, height in zip(ms, _mean([run.last_percent for run in runs]), strict=True):
         axes.bar(m, height, width=0.72, color=ENSEMBLE, zorder=2)
         place = {"textcoords": "offset points", "ha": "center", "va": "bottom", "zorder": 4, "bbox": CLEARING}
-        axes.annotate(f"{height:.2f}", (m, height), (0, 3), size=_SMALL, **place)
+        above = max(height, *(run.last_percent[m - 1] for run in runs))
+        axes.annotate(f"{height:.2f}", (m, above), (0, 3), size=_SMALL, **place)
+    named = _level(axes, baseline)
     for run in runs if len(runs) > 1 else ():
-        axes.plot(ms, run.last_percent, linestyle="", marker="_", color=INK, markersize=7, zorder=3)
-    _level(axes, baseline, "upper right")
+        dashes = {"linestyle": "", "marker": "_", "color": INK, "markersize": 7}
+        (named["each seed"],) = axes.plot(ms, run.last_percent, zorder=3, **dashes)
+    _name(axes, named, "upper right")
     values = [*(value for run in runs for value in run.last_percent), *baseline]
     room = max(max(values) - min(values), 0.02 * max(values), 0.1)
     axes.set_ylim(max(0, min(values) - 0.6 * room), max(values) + 0.45 * room)
@@ -82,7 +86,7 @@ def _by_budget(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
         epochs = sorted({cell.recipe.epochs for cell in cells})
         axes.set(xlabel="training budget, epochs", ylabel="test error, %", xlim=(epochs[0] - 15, epochs[-1] + 15))
         axes.set_xticks(epochs)
-        axes.legend(loc="upper right")
+        axes.legend(loc="upper right", **_FRAME)
         _leave_room(axes, 0.3)
     return drawn
 
@@ -99,7 +103,7 @@ def _by_models(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
         most = max(max(cell.seeds for cell in cells), max(cell.recipe.cycles for cell in cells))
         axes.set(xlabel="m, models in the ensemble", ylabel="test error, %", xlim=(0.7, most + 0.3))
         axes.set_xticks(range(1, most + 1))
-        axes.legend(loc="upper right")
+        axes.legend(loc="upper right", **_FRAME)
         _leave_room(axes, 0.3)
     return drawn
 
@@ -150,7 +154,7 @@ def over_time(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     ms = range(1, snapshot.recipe.cycles + 1)
     axes.plot(ms, _mean([run.snapshot_percent for run in runs]), "o-", color=SINGLE, label="each snapshot alone")
     axes.plot(ms, _mean([run.first_percent for run in runs]), "s-", color=ENSEMBLE, label="the first m together")
-    _level(axes, measured(single, entries), "best")
+    _name(axes, _level(axes, measured(single, entries)), "best")
     axes.set(xlabel="m, snapshots so far", ylabel="test error, %", xlim=(0.8, len(ms) + 0.2))
     axes.set_xticks(ms)
     return True
@@ -167,14 +171,20 @@ def _line(axes: Any, points: dict[int, list[float]], words: str, colour: str, ma
     return bool(points)
 
 
-def _level(axes: Any, errors: Sequence[float], place: str) -> None:
-    """The single model's error, with a legend of its own."""
-    if errors:
-        level = float(np.mean(errors))
-        line = axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
-        frame = {"frameon": True, "framealpha": 1, "facecolor": PAPER, "edgecolor": "none", "borderaxespad": 0}
-        style = {"fontsize": _SMALL, "labelcolor": BASELINE, "handlelength": 2.4, **frame}
-        axes.legend([line], [f"single {level:.2f}"], loc=place, **style)
+def _level(axes: Any, errors: Sequence[float]) -> dict[str, Any]:
+    """The single model's error, as a line; it, by its name."""
+    if not errors:
+        return {}
+    level = float(np.mean(errors))
+    line = axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
+    return {f"single {level:.2f}": line}
+
+
+def _name(axes: Any, drawn: dict[str, Any], place: str) -> None:
+    """A small legend."""
+    if drawn:
+        style = {"fontsize": _SMALL, "labelcolor": BASELINE, "handlelength": 2.4, "borderaxespad": 0, **_FRAME}
+        axes.legend(list(drawn.values()), list(drawn), loc=place, **style)
 
 
 def _leave_room(axes: Any, share: float) -> None:

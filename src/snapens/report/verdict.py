@@ -61,8 +61,8 @@ def _guess(evidence: Evidence) -> Finding | None:
     if learned.chance <= CHANCE:
         return None
     because = (
-        f"Always answering the most frequent class errs on {_percent(error + learned.value)}, the ensemble on "
-        f"{_percent(error)}. Look at the training loss, the learning rate and the labels first."
+        f"Always answering the most frequent class errs on {_percent(error + learned.value)} of {_images(evidence)}, "
+        f"the ensemble on {_percent(error)}. Look at the training loss, the learning rate and the labels first."
     )
     return Finding("warning", "The ensemble is no better than a guess, as far as these images tell.", because)
 
@@ -74,9 +74,9 @@ def _gain(evidence: Evidence) -> Finding | None:
         return Finding("note", "There is one snapshot: nothing to average.", "Train with more cycles for an ensemble.")
     how = "fewer" if gain.value >= 0 else "more"
     because = (
-        f"The last snapshot errs on {_percent(evidence.member_errors[-1])}, all {members} together on "
-        f"{_percent(evidence.ensemble_errors[-1])}: {_points(abs(gain.value))} {how}, with a paired standard error of "
-        f"{_points(gain.standard_error)}."
+        f"The last snapshot errs on {_percent(evidence.member_errors[-1])} of {_images(evidence)}, all {members} "
+        f"together on {_percent(evidence.ensemble_errors[-1])}: {_points(abs(gain.value))} {how}, with a paired "
+        f"standard error of {_points(gain.standard_error)}."
     )
     if gain.chance <= CHANCE:
         return Finding("good", "The ensemble errs less than its last snapshot, beyond noise.", because)
@@ -238,6 +238,10 @@ def _flat(evidence: Evidence) -> list[int]:
 
 def _flat_points(evidence: Evidence) -> float:
     return min(FLAT_POINTS, 100 * FLAT_SHARE * evidence.member_errors[-1])
+
+
+def _images(evidence: Evidence) -> str:
+    return f"the {evidence.examples:,} {evidence.part.replace('_', '-')} images"
 
 
 def _snapshots(members: Sequence[int]) -> str:
