@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import nn, relu
 from torch.nn.functional import avg_pool2d, conv2d
+from torch.nn.utils import prune
+from torch.utils.flop_counter import FlopCounterMode
 
 from snapens.lab.nets import dense_passes, fused
 from snapens.lab.nets.densenet import Layer, densenet
@@ -381,8 +383,47 @@ def test_the_plain_way_is_taken_where_the_kernels_would_be_wrong():
     network, found = small().to(DEVICE), []
     torch.func.grad(lambda x: (found.append(fused.possible(network, images)), x)[1])(torch.ones(()))
     assert found == [False]
+    with torch.autograd.forward_ad.dual_level():
+        assert not fused.possible(network, images)
+    with FlopCounterMode(display=False):
+        assert not fused.possible(network, images)
+    assert fused.possible(network, images)
+    network.eval().requires_grad_(False)
+    assert fused.possible(network, images)
+    assert not fused.possible(network, images.clone().requires_grad_())
     network.fused = False
     assert network(images).equal(nn.Sequential(network.stem, network.blocks, network.head)(images))
+
+
+@here
+def test_dropout_in_a_transition_that_trains_alone():
+    network = small(0.5).to(DEVICE).eval()
+    network.blocks[2].dropout.train()
+    images = torch.randn(4, 3, 8, 8, device=DEVICE)
+    with torch.no_grad():
+        assert fused.possible(network, images)
+        found = network(images)
+        network.fused = False
+        assert error(found, network(images)) < 1e-5
+
+
+@here
+@pytest.mark.parametrize("training", [True, False])
+def test_parameters_that_lie_apart(training):
+    network = small().to(DEVICE).train(training)
+    images = torch.randn(4, 3, 8, 8, device=DEVICE)
+    apart = {name: torch.stack([value, -value], -1)[..., 0] for name, value in network.state_dict().items()}
+    plain = copy.deepcopy(network)
+    plain.fused = False
+    with torch.no_grad():
+        assert fused.possible(network, images)
+        assert error(torch.func.functional_call(network, apart, images), plain(images)) < 1e-5
+
+
+def test_a_symbolic_trace_and_a_slice_are_of_the_modules():
+    network, images = small().eval(), torch.randn(2, 3, 8, 8)
+    assert torch.fx.symbolic_trace(network)(images).equal(network(images))
+    assert network[:2](images).equal(network.blocks(network.stem(images)))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="asks for the plain process")
@@ -443,12 +484,58 @@ def no_dropout(network):
     network.blocks[2].dropout = nn.Identity()
 
 
+def longer(network):
+    network.append(nn.Softmax(1))
+
+
+def other_stem(network):
+    network.stem = nn.Sequential(network.stem)
+
+
+def stretched(network):
+    network.stem.stride = (2, 1)
+
+
+def untracked(network):
+    network.blocks[1].norm.track_running_stats = False
+
+
+def unshifted(network):
+    network.blocks[1].norm.bias = None
+
+
+def narrow_norm(network):
+    network.blocks[1].norm = nn.BatchNorm2d(16)
+
+
+def narrow_transition(network):
+    network.blocks[2].conv = nn.Conv2d(16, 40, 1, bias=False)
+
+
+def watched(network):
+    network.blocks[1].register_forward_hook(lambda *_: None)
+
+
+def normalised_weights(network):
+    nn.utils.weight_norm(network.blocks[1].conv)
+
+
+def pruned(network):
+    prune.l1_unstructured(network.blocks[2].conv, "weight", 0.5)
+
+
+def compiled(network):
+    network.blocks = torch.compile(network.blocks)
+
+
 @here
 @pytest.mark.parametrize(
     "change",
     [circular, biased, max_pooling, longer_head, no_head, wrapped, whole_channels_dropped, other_norm,
-     no_norm, two_transitions, strided_transition, no_dropout],
+     no_norm, two_transitions, strided_transition, no_dropout, longer, other_stem, stretched, untracked, unshifted,
+     narrow_norm, narrow_transition, watched, normalised_weights, pruned, compiled],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # some of these are deprecated
 def test_a_network_that_was_changed_is_left_to_its_modules(change):
     network = densenet(depth=10, growth=12, classes=5)
     images = torch.randn(4, 3, 16, 16, device=DEVICE)

@@ -12,7 +12,8 @@ Forward
     prepare             mean and 1 / deviation of each new channel, from those of its tiles in a fixed order; a layer's
                         norm as factor and offset; its weights in the order in which `taps` reads them.
     taps                normalises, takes the ReLU and multiplies by the weights of all nine taps of the convolution at
-                        once: (P, c) @ (c, 9 k). Every activation is read and normalised once, not nine times.
+                        once: (P, c) @ (c, 9 k). Every activation is read and normalised once, not nine times;
+                        twice where pixels are few and two programs share the taps.
     gather              adds up the nine products that meet at a pixel: the layer's k new columns; drops; statistics.
     close               the norm and ReLU that end the block, and the mean of each factor x factor pixels.
 

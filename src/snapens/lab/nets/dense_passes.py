@@ -23,7 +23,7 @@ class Tile(NamedTuple):
     programs: int = 1  # that a processor has room for
 
 
-# by the columns of nine taps, at most; of several, the first with a program for every processor, else the last
+# by the columns of nine taps, at most; of several, the first with a program for nine in ten processors, else the last
 FORWARD = {
     torch.bfloat16: {
         128: [Tile(128, 32, 4, 3), Tile(64, 64, 4, 3)],

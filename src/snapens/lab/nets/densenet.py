@@ -48,8 +48,8 @@ class Transition(nn.Module):
 class DenseNet(nn.Sequential):
     """A stem, `Layer`s with `Transition`s between them, and a head.
 
-    Where there is a GPU for it, a dense block is computed as one, by `fused.py`: the same numbers up to rounding, but
-    hooks on modules inside a block are not called. `fused = False`, on the class or a network, takes the modules.
+    Where there is a GPU for it, a dense block is computed as one, by `fused.py`: the same numbers up to rounding.
+    `fused = False`, on the class or a network, takes the modules, as one must for second derivatives.
     """
 
     stem: nn.Module
@@ -74,7 +74,7 @@ class DenseNet(nn.Sequential):
         return linear(dense_block(x, layers, norm, factor=x.shape[2]).flatten(1))  # type: ignore[no-any-return]
 
     def _fused_transition(self, x: Tensor, layers: list[Layer], transition: Transition) -> Tensor:
-        if x.shape[2] % 2 or (self.training and transition.dropout.p):
+        if x.shape[2] % 2 or (transition.dropout.training and transition.dropout.p):
             x = dense_block(x, layers, transition.norm, factor=1)
             return avg_pool2d(transition.dropout(transition.conv(x)), 2)
         # with nothing between them, the mean and a 1x1 convolution may change places: a quarter of the work

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def dense_block(x: Tensor, layers: "Sequence[Layer]", closing: nn.BatchNorm2d, f
         return _evaluated(x, shape, norms, weights)
     parameters: list[Tensor] = []
     for norm, weight in zip(norms, [*weights, None], strict=True):
-        parameters += [norm.weight, norm.bias] if weight is None else [norm.weight, norm.bias, weight]
+        parameters += [norm.weight.contiguous(), norm.bias.contiguous()] + ([] if weight is None else [weight])
     drops = [_drop(layer.dropout) for layer in layers]
     out, statistics = DenseBlock.apply(x, shape, closing.eps, drops, *parameters)  # type: ignore[no-untyped-call]
     _follow(norms, statistics)
@@ -94,7 +94,8 @@ def _evaluated(x: Tensor, shape: Shape, norms: Sequence[nn.BatchNorm2d], weights
     variances = torch.cat([_tracked(norm.running_var) for norm in norms])  # all at once: few launches
     rstds = torch.split(torch.rsqrt(variances + norms[-1].eps), [norm.num_features for norm in norms])
     *inner, closing = [
-        Norm(norm.weight, norm.bias, _tracked(norm.running_mean), rstd) for norm, rstd in zip(norms, rstds, strict=True)
+        Norm(norm.weight.contiguous(), norm.bias.contiguous(), _tracked(norm.running_mean).contiguous(), rstd)
+        for norm, rstd in zip(norms, rstds, strict=True)
     ]
     with _device_of(x):
         block = ForwardPass(x, shape, None, norms[-1].eps)
@@ -117,53 +118,91 @@ def _follow(norms: Sequence[nn.BatchNorm2d], statistics: Tensor) -> None:
 
 def possible(network: "DenseNet", images: Tensor) -> bool:
     """Whether the kernels can stand in for the modules of a DenseNet, in the state that these are in."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not _can_run(images.device):
+    if torch.compiler.is_compiling() or type(images) not in (Tensor, nn.Parameter) or _is_watched():
         return False
-    if images.dim() != 4 or images.shape[2] != images.shape[3] or _precision(images) not in FORWARD:
+    if not _can_run(images.device) or _precision(images) not in FORWARD:
         return False
-    if torch._C._are_functorch_transforms_active() or len(images) < (2 if network.training else 1):
+    if images.dim() != 4 or images.shape[2] != images.shape[3] or len(images) < (2 if network.training else 1):
         return False
-    if not network.training and torch.is_grad_enabled():  # in eval mode there is no backward pass
-        return False
+    if not network.training and torch.is_grad_enabled() and _requires_grad(network, images):
+        return False  # in eval mode there is no backward pass
     return _is_as_built(network)
+
+
+def _requires_grad(network: nn.Module, images: Tensor) -> bool:
+    return images.requires_grad or any(parameter.requires_grad for parameter in network.parameters())
+
+
+def _is_watched() -> bool:
+    """Whether somebody asks for more than numbers: a trace, derivatives of another kind, or each operation."""
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def _is_as_built(network: "DenseNet") -> bool:
     """Whether all that the kernels take for granted is still as `densenet` made it."""
     from .densenet import Layer, Transition
 
-    head = [*network.head] if isinstance(network.head, nn.Sequential) else []
+    if [*network._modules] != ["stem", "blocks", "head"]:
+        return False
+    if type(network.blocks) is not nn.Sequential or type(network.head) is not nn.Sequential:
+        return False
+    if any(map(_is_hooked, [*network.blocks.modules(), *network.head.modules()])):
+        return False
+    head = [*network.head]
     if [type(module) for module in head] != [nn.BatchNorm2d, nn.ReLU, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]:
         return False
-    norms, growths, layers = [head[0]], set(), 0
+    if not _keeps_squares(network.stem):
+        return False
+    width, norms, growths, layers = network.stem.out_channels, [], set(), 0
     for block in network.blocks:
         if type(block) is Layer:
-            if not (_is_convolution(block.conv, 3) and _can_drop(block.dropout, network.training)):
+            if not (_is_convolution(block.conv, 3, width) and _can_drop(block.dropout, network.training)):
                 return False
+            norms.append((block.norm, width))
             growths.add(block.conv.out_channels)
+            width += block.conv.out_channels
             layers += 1
         elif type(block) is Transition and layers:
-            if not (_is_convolution(block.conv, 1) and type(block.dropout) in (nn.Dropout, KeyedDropout)):
+            if not (_is_convolution(block.conv, 1, width) and type(block.dropout) in (nn.Dropout, KeyedDropout)):
                 return False
-            layers = 0
+            norms.append((block.norm, width))
+            width, layers = block.conv.out_channels, 0
         else:
             return False
-        norms.append(block.norm)
     if not layers or len(growths) != 1 or 9 * max(growths) > WIDEST or head[2].output_size not in (1, (1, 1)):
         return False
-    if not all(map(_is_tracked, norms)):
+    norms.append((head[0], width))
+    if not all(_is_tracked(norm, width) for norm, width in norms):
         return False
-    return {(norm.momentum, norm.eps, norm.training) for norm in norms} == {
+    return {(norm.momentum, norm.eps, norm.training) for norm, _ in norms} == {
         (head[0].momentum, head[0].eps, network.training)
     }
 
 
-def _is_convolution(conv: nn.Module, side: int) -> bool:
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether calling it does more than `forward`."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks)
+
+
+def _keeps_squares(stem: nn.Module) -> TypeGuard[nn.Conv2d]:
+    if type(stem) is not nn.Conv2d:
+        return False
+    return all(len({*pair}) == 1 for pair in (stem.kernel_size, stem.stride, stem.padding, stem.dilation))
+
+
+def _is_convolution(conv: nn.Module, side: int, inputs: int) -> bool:
     padding = side // 2
     return (
         type(conv) is nn.Conv2d
         and (conv.kernel_size, conv.padding, conv.padding_mode) == ((side, side), (padding, padding), "zeros")
         and (conv.stride, conv.dilation, conv.groups, conv.bias) == ((1, 1), (1, 1), 1, None)
+        and conv.in_channels == inputs
     )
 
 
@@ -174,10 +213,11 @@ def _can_drop(dropout: nn.Module, training: bool) -> bool:
     return type(dropout) is KeyedDropout or (type(dropout) is nn.Dropout and not (training and dropout.p))
 
 
-def _is_tracked(norm: nn.Module) -> bool:
-    if type(norm) is not nn.BatchNorm2d or norm.running_mean is None or norm.momentum is None:
+def _is_tracked(norm: nn.Module, width: int) -> bool:
+    if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats or norm.momentum is None:
         return False
-    return norm.affine and norm.weight.dtype == norm.running_mean.dtype == torch.float32
+    state = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return norm.num_features == width and all(one is not None and one.dtype == torch.float32 for one in state)
 
 
 @cache
