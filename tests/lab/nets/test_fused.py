@@ -10,7 +10,7 @@ import sys
 from collections import OrderedDict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +19,11 @@ from torch.nn.functional import avg_pool2d, conv2d
 from torch.nn.utils import prune
 from torch.utils.flop_counter import FlopCounterMode
 
+from snapens.lab import nets, paper
 from snapens.lab.nets import dense_passes, fused
 from snapens.lab.nets.densenet import Layer, densenet
 from snapens.lab.nets.dropout import KeyedDropout, keyed
+from snapens.lab.twin import Twin
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -393,6 +395,17 @@ def test_the_plain_way_is_taken_where_the_kernels_would_be_wrong():
     assert not fused.possible(network, images.clone().requires_grad_())
     network.fused = False
     assert network(images).equal(nn.Sequential(network.stem, network.blocks, network.head)(images))
+
+
+@here
+@pytest.mark.parametrize("cell", ["densenet40-cifar100-single", "densenet40-cifar100-dropout"])
+def test_what_the_engine_makes_of_a_network_is_for_the_kernels(cell):
+    original, copied = (nets.of(paper.find(cell).recipe, 100, 3).to(DEVICE).train() for _ in range(2))
+    network = Twin(original, copied).network
+    for block in nets.blocks(network):  # as where the engine compiles them, for what the kernels do not know
+        block.forward = MethodType(type(block).forward, block)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert fused.possible(network, torch.randn(4, 3, 32, 32, device=DEVICE))
 
 
 @here
