@@ -113,7 +113,13 @@ def test_reliability_has_both_predictors(summary, drawn):
         ("last snapshot", summary.details.reliability_last),
         ("ensemble of 3", summary.details.reliability_ensemble),
     ):
-        assert found[label] == ([100 * b.confidence for b in bins], [100 * b.accuracy for b in bins])
+        many = [bin for bin in bins if bin.examples >= 10]
+        assert found[label] == ([100 * b.confidence for b in many], [100 * b.accuracy for b in many])
+    _, *pale = [line for line in drawn["reliability"].figure.axes[0].lines if line.get_label().startswith("_")]
+    assert [line.get_alpha() for line in pale] == [0.4, 0.4]
+    few = [100 * bin.accuracy for bin in summary.details.reliability_ensemble if bin.examples < 10]
+    assert few
+    assert list(pale[1].get_ydata()) == few
 
 
 def test_inline_a_chart_is_named_themed_and_free_of_style(drawn):

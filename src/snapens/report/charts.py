@@ -120,6 +120,10 @@ def estimated(between: Between) -> Chart:
     return _lines(between, "estimated", "statistics estimated anew")
 
 
+FEW_EXAMPLES = 10
+"""Bins with fewer say little; they are shown, but not joined."""
+
+
 def reliability(summary: Summary) -> Chart:
     """Accuracy against confidence, in bins."""
     figure = style.figure()
@@ -130,8 +134,13 @@ def reliability(summary: Summary) -> Chart:
         (summary.details.reliability_ensemble, ENSEMBLE, f"ensemble of {len(summary.focus.members)}"),
     ]
     for bins, colour, label in shown[: min(2, len(summary.focus.members))]:
-        confidence, accuracy = ([100 * getattr(found, name) for found in bins] for name in ("confidence", "accuracy"))
-        axes.plot(confidence, accuracy, color=colour, marker="o", label=label)
+        for few in (False, True):
+            some = [found for found in bins if (found.examples < FEW_EXAMPLES) == few]
+            confidence, accuracy = (
+                [100 * getattr(found, name) for found in some] for name in ("confidence", "accuracy")
+            )
+            how = {"linestyle": "", "alpha": 0.4} if few else {"label": label}
+            axes.plot(confidence, accuracy, color=colour, marker="o", **how)
     axes.set_xlabel("confidence, %")
     axes.set_ylabel("accuracy, %")
     axes.legend(loc="best")

@@ -42,6 +42,7 @@ def render(runs: Sequence[Run]) -> str:
             for example in summary.details.examples
         ],
         shown=_SHOWN,
+        few_examples=charts.FEW_EXAMPLES,
         thresholds=[f"{threshold:.2f}" for threshold in THRESHOLDS],
         table=_shown_table(summary.details.exits),
         data=markup(_script_json(_data(summary))),
