@@ -186,7 +186,9 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
         [held_out.ensemble_errors[-1] - error for error in held_out.ensemble_errors]
     )
     before, last = held_out.member_errors[-2:]
-    assert evidence.progress.value == pytest.approx(before - last)
+    assert {k: found.value for k, found in evidence.progress.items()} == pytest.approx(
+        {1: before - last, 2: held_out.member_errors[1] - last}
+    )
     assert evidence.gain.value == pytest.approx(last - held_out.ensemble_errors[-1])
     (_, most), *_ = Counter(held_out.labels.tolist()).most_common()
     assert evidence.learned.value == pytest.approx(1 - most / 50 - held_out.ensemble_errors[-1])

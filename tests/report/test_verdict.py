@@ -26,7 +26,7 @@ EVIDENCE = Evidence(
     gain=by(400, 100),
     nll=(1.0, 0.9),
     nll_noise=0.01,
-    progress=NOTHING,
+    progress={1: NOTHING},
     losses=(0.3, 0.2, 0.1),
     over_fewer=(by(100, 400), by(100, 200), by(0)),
     over_best=(by(400, 100), by(200, 100), by(0)),
@@ -190,16 +190,32 @@ ENOUGH = round(STILL_IMPROVING * 0.3 * 10_000)
         (by(ENOUGH + 8000, 8000), "warm", False),  # noise
         (by(ENOUGH + 100, 100), "none", False),
         (by(ENOUGH + 100, 100), "fresh", False),
-        (None, "warm", False),
     ],
 )
 def test_cycles_are_too_short_where_the_last_one_still_took_off_much(progress, restarts, short):
-    found = said(progress=progress, restarts=("fresh", restarts))
+    found = said(progress={1: progress}, restarts=("fresh", restarts))
     assert (SHORT in found) is short
     if short:
         assert "from 30.00 % to 30.00 %, by 5 % of it" in found[SHORT].because
         assert "training loss at the minimum from 0.2 to 0.1" in found[SHORT].because
-        assert "training loss" not in said(progress=progress, losses=())[SHORT].because
+        assert "training loss" not in said(progress={1: progress}, losses=())[SHORT].because
+
+
+@pytest.mark.parametrize(
+    ("progress", "restarts", "short"),
+    [
+        (by(2 * ENOUGH + 100, 100), ("warm", "warm"), True),
+        (by(2 * ENOUGH + 98, 100), ("warm", "warm"), False),
+        (by(2 * ENOUGH + 100, 100), ("fresh", "warm"), False),
+    ],
+)
+def test_cycles_are_too_short_where_the_later_half_took_off_much_on_average(progress, restarts, short):
+    found = said(progress={1: NOTHING, 2: progress}, restarts=restarts)
+    assert (SHORT in found) is short
+    if short:
+        assert found[SHORT].because.startswith("The last 2 cycles took the error of one snapshot from 30.00 % to 30.00")
+        assert "by 5 % of it a cycle" in found[SHORT].because
+        assert "training loss at the minimum from 0.3 to 0.1" in found[SHORT].because
 
 
 def test_snapshots_that_answer_alike_are_told():
@@ -270,7 +286,7 @@ def test_one_snapshot_is_no_ensemble():
         restarts=(),
         member_errors=(0.3,),
         ensemble_errors=(0.3,),
-        progress=None,
+        progress={},
         over_fewer=(by(0),),
         over_best=(by(0),),
         disagreements=(),
@@ -279,7 +295,7 @@ def test_one_snapshot_is_no_ensemble():
 
 
 def test_of_an_unfinished_run_little_is_said():
-    found = said(missing=22, over_fewer=(by(0), by(300, 100), by(0)), progress=by(ENOUGH + 100, 100))
+    found = said(missing=22, over_fewer=(by(0), by(300, 100), by(0)), progress={1: by(ENOUGH + 100, 100)})
     assert list(found)[1:] == ["The run is unfinished: 3 of 25 snapshots."]
 
 

@@ -72,8 +72,8 @@ class Evidence:
     """Of the last snapshot, and of all together."""
     nll_noise: float
     """The paired standard error of their difference."""
-    progress: Difference | None
-    """The last snapshot but one less the last; None with one member."""
+    progress: Mapping[int, Difference]
+    """Of one cycle, and of the later half of all cycles: the snapshot before these less the last one."""
     losses: tuple[float, ...]
     """The training loss just before each minimum; empty where the log does not have them all."""
     over_fewer: tuple[Difference, ...]
@@ -109,7 +109,7 @@ class Evidence:
             gain=Difference.of(alone[-1], together[-1]),
             nll=(float(nll[0].mean()), float(nll[1].mean())),
             nll_noise=float((nll[1] - nll[0]).std() / np.sqrt(len(labels))),
-            progress=Difference.of(alone[-2], alone[-1]) if len(p) > 1 else None,
+            progress={k: Difference.of(alone[-1 - k], alone[-1]) for k in sorted({1, len(p) // 2}) if 0 < k < len(p)},
             losses=tuple(loss for loss in losses if loss is not None) if None not in losses else (),
             over_fewer=tuple(Difference.of(together[-1], fewer) for fewer in together),
             over_best=tuple(Difference.of(fewer, together[best]) for fewer in together),

@@ -10,7 +10,7 @@ from .evidence import Difference, Evidence
 CHANCE = 0.025
 """How often chance alone may have a difference counted: one in forty looks; several looks share it."""
 STILL_IMPROVING = 0.05
-"""A share of its error that the last cycle takes off: below it, longer cycles would hardly change the last snapshot."""
+"""A share of its error that a late cycle takes off: below it, longer cycles would hardly change the last snapshot."""
 FLAT_POINTS, FLAT_SHARE = 1.0, 0.1
 """The most that the error rises on a line without a bump: so many points, or that share of the last snapshot's error if
 that is less; where the noise of few images is more, nothing is said."""
@@ -165,21 +165,26 @@ def _hurtful(evidence: Evidence) -> Finding | None:
 
 
 def _short(evidence: Evidence) -> Finding | None:
-    """Cycles too short: the last one, which began where the one before ended, still took off much of the error."""
-    progress = evidence.progress
-    if progress is None or evidence.restarts[-1] != "warm":
-        return None
-    before, after = evidence.member_errors[-2:]
-    if progress.chance > CHANCE or progress.value < STILL_IMPROVING * before:
-        return None
-    because = (
-        f"The last cycle took the error of one snapshot from {_percent(before)} to {_percent(after)}, by "
-        f"{100 * progress.value / before:.0f} % of it (standard error {_points(progress.standard_error)})"
-    )
-    if len(evidence.losses) > 1 and evidence.losses[-1] < evidence.losses[-2]:
-        because += f", and the training loss at the minimum from {evidence.losses[-2]:.3g} to {evidence.losses[-1]:.3g}"
-    advice = "Take fewer cycles, or more epochs: snapshots that have not converged make a weaker ensemble."
-    return Finding("warning", "The cycles are too short: snapshots were still improving.", f"{because}. {advice}")
+    """Cycles too short: the last one, or the later half of them on average, still took off much of the error."""
+    after = evidence.member_errors[-1]
+    for cycles, progress in evidence.progress.items():
+        before = evidence.member_errors[-1 - cycles]
+        if progress.chance > CHANCE or progress.value < cycles * STILL_IMPROVING * before:
+            continue
+        if evidence.restarts[-cycles] != "warm":  # one of them did not begin where the one before ended
+            continue
+        those, each = ("The last cycle", "") if cycles == 1 else (f"The last {cycles} cycles", " a cycle")
+        because = (
+            f"{those} took the error of one snapshot from {_percent(before)} to {_percent(after)}, by "
+            f"{100 * progress.value / before / cycles:.0f} % of it{each} "
+            f"(standard error {_points(progress.standard_error)})"
+        )
+        loss, least = (evidence.losses[k] for k in (-1 - cycles, -1)) if evidence.losses else (0.0, 0.0)
+        if least < loss:
+            because += f", and the training loss at the minimum from {loss:.3g} to {least:.3g}"
+        advice = "Take fewer cycles, or more epochs: snapshots that have not converged make a weaker ensemble."
+        return Finding("warning", "The cycles are too short: snapshots were still improving.", f"{because}. {advice}")
+    return None
 
 
 def _alike(evidence: Evidence) -> Finding | None:
