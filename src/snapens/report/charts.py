@@ -15,6 +15,9 @@ from .style import BASELINE, ENSEMBLE, INK, MUTED, SINGLE
 from .summary import Summary
 from .svg import Chart
 
+FEW_EXAMPLES = 10
+"""Bins with fewer say little; they are shown, but not joined."""
+
 
 def draw(summary: Summary) -> dict[str, Chart]:
     """Every chart that the runs have numbers for, by name."""
@@ -118,10 +121,6 @@ def interpolated(between: Between) -> Chart:
 def estimated(between: Between) -> Chart:
     """Figure 5, with BatchNorm's statistics estimated anew."""
     return _lines(between, "estimated", "statistics estimated anew")
-
-
-FEW_EXAMPLES = 10
-"""Bins with fewer say little; they are shown, but not joined."""
 
 
 def reliability(summary: Summary) -> Chart:
