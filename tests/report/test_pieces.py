@@ -54,6 +54,26 @@ def test_tables_hold_the_same_numbers_as_json_and_csv(runs, tmp_path):
     assert [row["predictor"] for row in wanted["answer"]] == ["standard schedule", "last snapshot", "ensemble"]
 
 
+def test_differences_are_paired_and_of_the_run_that_the_report_is_about(runs):
+    wrong = {}
+    for run in runs:
+        outputs = run.outputs()
+        p = outputs.probabilities
+        for predictor, members in (("last snapshot", p[-1:]), ("ensemble", p)):
+            wrong[run.path.name, predictor] = members.mean(0).argmax(-1) != outputs.labels
+    rows = tables(summarise(runs))["differences"]
+    pairs = [(row["predictor"], row["run"], row["other"]) for row in rows]
+    others = [("a", "last snapshot"), ("a", "ensemble"), ("b", "last snapshot"), ("b", "ensemble")]
+    assert pairs == [
+        (mine, *other) for mine in ("last snapshot", "ensemble") for other in others if other != ("a", mine)
+    ]
+    for row in rows:
+        of_each = wrong["a", row["predictor"]].astype(float) - wrong[row["run"], row["other"]]
+        assert row["difference"] == pytest.approx(of_each.mean())
+        assert row["standard_error"] == pytest.approx(of_each.std() / len(of_each) ** 0.5)
+    assert any(row["difference"] for row in rows)
+
+
 def test_an_unknown_format_and_a_place_that_cannot_be_written_are_named(runs, tmp_path):
     with pytest.raises(ArgumentError, match=r"format must be a known one, got 'pgn': did you mean png\?"):
         pieces(runs, tmp_path, "pgn")

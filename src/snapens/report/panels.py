@@ -55,8 +55,8 @@ def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
         above = max(height, *(run.last_percent[m - 1] for run in runs))
         axes.annotate(f"{height:.2f}", (m, above), (0, 3), size=_SMALL, **place)
     named = _level(axes, baseline)
+    dashes = {"linestyle": "", "marker": "_", "color": INK, "markersize": 7}
     for run in runs if len(runs) > 1 else ():
-        dashes = {"linestyle": "", "marker": "_", "color": INK, "markersize": 7}
         (named["each seed"],) = axes.plot(ms, run.last_percent, zorder=3, **dashes)
     _name(axes, named, "upper right")
     values = [*(value for run in runs for value in run.last_percent), *baseline]

@@ -12,6 +12,7 @@ from ..lab.scores import Score
 from ..storage import durable, jsonfile
 from . import charts
 from .account import Account
+from .evidence import Difference
 from .exits import THRESHOLDS
 from .summary import Summary, summarise
 
@@ -35,6 +36,7 @@ def tables(summary: Summary) -> dict[str, list[Row]]:
         "verdict": [vars(finding) for finding in summary.findings],
         "runs": [_run(account) for account in summary.accounts],
         "methods": list(_methods(summary)),
+        "differences": list(_differences(summary)),
         "training": list(_training(summary.focus)),
         "snapshots": list(_snapshots(summary.focus)),
         "exits": list(_exits(summary)),
@@ -101,6 +103,18 @@ def _methods(summary: Summary) -> Iterator[Row]:
             spread = getattr(method, name)
             row |= {f"{name}_mean": spread and spread.mean, f"{name}_deviation": spread and spread.deviation}
         yield row
+
+
+def _differences(summary: Summary) -> Iterator[Row]:
+    """The error of the run that the report is about less each other one's, paired."""
+    predictors = ("last snapshot", "ensemble")  # as in Account.wrong
+    for predictor, wrong in zip(predictors, summary.focus.wrong, strict=True):
+        for account in summary.accounts:
+            for other, others_wrong in zip(predictors, account.wrong, strict=True):
+                if account is not summary.focus or other != predictor:
+                    found = Difference.of(wrong, others_wrong)
+                    values = {"difference": found.value, "standard_error": found.standard_error}
+                    yield {"predictor": predictor, "run": account.name, "other": other, **values}
 
 
 def _training(account: Account) -> Iterator[Row]:
