@@ -151,29 +151,29 @@ def _is_as_built(network: "DenseNet") -> bool:
         return False
     if type(network.blocks) is not nn.Sequential or type(network.head) is not nn.Sequential:
         return False
-    if any(map(_is_hooked, [*network.blocks.modules(), *network.head.modules()])):
-        return False
     head = [*network.head]
     if [type(module) for module in head] != [nn.BatchNorm2d, nn.ReLU, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]:
         return False
-    if not _keeps_squares(network.stem):
+    if any(map(_is_hooked, (network.blocks, network.head, *head))) or not _keeps_squares(network.stem):
         return False
     width, norms, growths, layers = network.stem.out_channels, [], set(), 0
     for block in network.blocks:
-        if type(block) is Layer:
-            if not (_is_convolution(block.conv, 3, width) and _can_drop(block.dropout, network.training)):
-                return False
-            norms.append((block.norm, width))
-            growths.add(block.conv.out_channels)
-            width += block.conv.out_channels
-            layers += 1
-        elif type(block) is Transition and layers:
-            if not (_is_convolution(block.conv, 1, width) and type(block.dropout) in (nn.Dropout, KeyedDropout)):
-                return False
-            norms.append((block.norm, width))
-            width, layers = block.conv.out_channels, 0
-        else:
+        if not (type(block) is Layer or type(block) is Transition):
             return False
+        norm, conv, dropout = block.norm, block.conv, block.dropout
+        if any(map(_is_hooked, (block, norm, conv, dropout))):
+            return False
+        norms.append((norm, width))
+        if type(block) is Layer:
+            if not (_is_convolution(conv, 3, width) and _can_drop(dropout, network.training)):
+                return False
+            growths.add(conv.out_channels)
+            width += conv.out_channels
+            layers += 1
+        else:
+            if not (layers and _is_convolution(conv, 1, width) and type(dropout) in (nn.Dropout, KeyedDropout)):
+                return False
+            width, layers = conv.out_channels, 0
     if not layers or len(growths) != 1 or 9 * max(growths) > WIDEST or head[2].output_size not in (1, (1, 1)):
         return False
     norms.append((head[0], width))
