@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from snapens.lab import data, engine, nets
-from snapens.lab.recipe import Recipe
+from snapens.lab import data, nets
+from snapens.lab.engine import pack as engine
+from snapens.lab.recipe.recipe import Recipe
 
 TURNS, STEPS = 100, 16
 

@@ -5,7 +5,8 @@
 
 from pathlib import Path
 
-from snapens.lab import ledger, paper
+from snapens.lab.paper import cells as paper
+from snapens.lab.paper import ledger
 from snapens.report import figures, formats, readme, style
 from snapens.report.tables import table
 

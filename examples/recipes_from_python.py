@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from snapens.lab.data.arrays import from_arrays
-from snapens.lab.engine import prepare, train
-from snapens.lab.recipe import Recipe
-from snapens.lab.runs import Run
+from snapens.lab.engine.pack import prepare, train
+from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.records.run import Run
 
 
 def stripes(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
@@ -150,8 +150,9 @@ class SnapshotEnsembler:
         """Go back to the step of a checkpoint; snapshots taken after it are replaced as training reaches them again."""
         if not {"completed", "schedule", "store", "held"} <= state.keys():
             raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
-        if state["schedule"] != (own := _description(self.schedule)):
-            raise MismatchError(f"schedule must be that of the checkpoint, {state['schedule']}, got {own}")
+        saved, own = state["schedule"], _description(self.schedule)
+        if saved not in (own, repr(self.schedule)):  # format 1 kept the repr
+            raise MismatchError(f"schedule must be that of the checkpoint, {saved}, got {own}")
         self._on_rank_0(lambda: self._restore(state))
         self._completed, self._unloaded = state["completed"], False
         self._set_rates()
@@ -272,8 +273,10 @@ def _peak(group: dict[str, Any]) -> float:
     return peak
 
 
-def _description(schedule: Schedule) -> str:
-    if is_dataclass(schedule):
-        return repr(schedule)
-    # a plain object's repr is an address, which no other process has
-    return f"{type(schedule).__name__} with snapshot_steps={schedule.snapshot_steps}"
+def _description(schedule: Schedule) -> dict[str, Any]:
+    """The type, steps and parameters of a schedule, as plain values that JSON keeps."""
+    steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
+    names = fields(schedule) if is_dataclass(schedule) else ()
+    values = {field.name: getattr(schedule, field.name) for field in names}
+    plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
+    return {"type": type(schedule).__name__, **plain, **steps}

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -13,8 +12,8 @@ class Schedule(ABC):
     """A factor for every step, and the steps after which a snapshot is taken.
 
     `schedule(step)` is the factor for the step that follows `step` completed ones.
-    A schedule of your own derives from this class and has the two attributes and two methods below;
-    a frozen dataclass is best, since its `repr` tells a checkpoint's schedule from another.
+    A schedule of your own derives from this class and has the two attributes and two methods below; make it a
+    frozen dataclass, so that a checkpoint can compare its fields.
     """
 
     total_steps: int
@@ -24,15 +23,15 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The factor on the peak rate, for a step counted from 0; asked for `total_steps` too, after the last one."""
+        """The factor on the peak rate, for a step counted from 0; `total_steps`, after the last one, is valid too."""
 
     @property
     @abstractmethod
     def restart_steps(self) -> tuple[int, ...]:
-        """The steps that begin a new cycle, the first cycle apart."""
+        """The steps that begin a new cycle, except for the first cycle."""
 
     def table(self, lr: float = 1.0) -> str:
-        """What will happen, one line a snapshot: where it starts, where it is taken, and the rates there."""
+        """What will happen, one line per snapshot: its first and last step, and the rates of these steps."""
         lines = [f"{'snapshot':>8} {'first step':>10} {'its rate':>10} {'last step':>10} {'its rate':>10}"]
         for k, end in enumerate(self.snapshot_steps):
             first, last = self.snapshot_steps[k - 1] if k else 0, end - 1
@@ -44,7 +43,8 @@ class Schedule(ABC):
 class CyclicCosine(Schedule):
     """The paper's equation 2: `cycles` cosines from 1 down to `min_factor`, a snapshot at the end of each.
 
-    A cycle has `ceil(T / M)` steps; warm-up steps count inside T and the cycles divide what is left.
+    Cycle k, counted from 0, ends after `warmup_steps + (k + 1) * (T - warmup_steps) // M` steps: any T of at least M
+    steps after the warm-up works, and the lengths of two cycles differ by at most one step.
 
     Examples:
         >>> schedule = CyclicCosine(total_steps=12, cycles=3)
@@ -67,14 +67,9 @@ class CyclicCosine(Schedule):
     snapshot_steps: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        steps = _spaced(self.total_steps, "cycles", self.cycles, self.warmup_steps)
+        steps = _cycle_ends(self.total_steps, "cycles", self.cycles, self.warmup_steps)
         _require(0 <= self.min_factor < 1, "min_factor", "be at least 0 and less than 1", self.min_factor)
         object.__setattr__(self, "snapshot_steps", steps)
-
-    @property
-    def steps_per_cycle(self) -> int:
-        """`ceil(T / M)`; the last cycle may be up to a tenth shorter."""
-        return self.snapshot_steps[0] - self.warmup_steps
 
     @property
     def restart_steps(self) -> tuple[int, ...]:
@@ -91,8 +86,10 @@ class CyclicCosine(Schedule):
         if step >= self.total_steps:
             return self.min_factor
         # 3. eq. 2 counts t from 1; step counts from 0
-        cycle = self.steps_per_cycle
-        cosine = (math.cos(math.pi * ((step - self.warmup_steps) % cycle) / cycle) + 1) / 2
+        steps, done = self.total_steps - self.warmup_steps, step - self.warmup_steps
+        cycle = ((done + 1) * self.cycles - 1) // steps  # the first that ends after this step
+        begin, end = cycle * steps // self.cycles, (cycle + 1) * steps // self.cycles
+        cosine = (math.cos(math.pi * (done - begin) / (end - begin)) + 1) / 2
         return self.min_factor + (1 - self.min_factor) * cosine
 
 
@@ -119,7 +116,7 @@ class StepDecay(Schedule):
     snapshot_steps: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        steps = _spaced(self.total_steps, "snapshots", self.snapshots, self.warmup_steps)
+        steps = _cycle_ends(self.total_steps, "snapshots", self.snapshots, self.warmup_steps)
         _require(0 < self.gamma <= 1, "gamma", "be more than 0 and at most 1", self.gamma)
         object.__setattr__(self, "milestones", tuple(self.milestones))
         _require(
@@ -143,42 +140,22 @@ class StepDecay(Schedule):
         return self.gamma ** sum(step >= round(share * self.total_steps) for share in self.milestones)
 
 
-def _spaced(total_steps: int, name: str, count: int, warmup_steps: int) -> tuple[int, ...]:
-    """The completed steps that end each of `count` cycles of `ceil` length after the warm-up."""
+def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int) -> tuple[int, ...]:
+    """The completed steps that end each of `count` cycles of equal length, up to one step, after the warm-up."""
     for argument, value, least in (
         ("total_steps", total_steps, 1),
         (name, count, 1),
         ("warmup_steps", warmup_steps, 0),
     ):
         _require(isinstance(value, int) and value >= least, argument, f"be an int of at least {least}", value)
-    if not _fits(total_steps, count, warmup_steps):
-        total = _nearest(total_steps, lambda other: _fits(other, count, warmup_steps))
-        fitting = f"take total_steps={total}"
-        if total_steps > warmup_steps:
-            fitting += f" or {name}={_nearest(count, lambda other: _fits(total_steps, other, warmup_steps))}"
+    steps = total_steps - warmup_steps
+    if steps < count:
+        remedy = f" or {name}={steps}" if steps > 0 else ""
         raise ArgumentError(
-            "total_steps must hold M parts of ceil(T / M) steps after the warm-up, the last at least 90 % of that; "
-            f"got total_steps={total_steps}, {name}={count}, warmup_steps={warmup_steps}: {fitting}"
+            f"total_steps must hold at least one step for each of {name}={count} after warmup_steps={warmup_steps}, "
+            f"got {total_steps}: use total_steps={warmup_steps + count}{remedy}"
         )
-    cycle = -(-(total_steps - warmup_steps) // count)
-    return (*(warmup_steps + k * cycle for k in range(1, count)), total_steps)
-
-
-def _fits(total_steps: int, count: int, warmup_steps: int) -> bool:
-    if count < 1 or total_steps - warmup_steps < count:
-        return False
-    cycle = -(-(total_steps - warmup_steps) // count)
-    last = total_steps - warmup_steps - (count - 1) * cycle
-    return 10 * last >= 9 * cycle
-
-
-def _nearest(value: int, fits: Callable[[int], bool]) -> int:
-    distance = 1
-    while True:
-        for other in (value + distance, value - distance):
-            if fits(other):
-                return other
-        distance += 1
+    return tuple(warmup_steps + (k + 1) * steps // count for k in range(count))
 
 
 def _require(rule: bool, argument: str, must: str, value: Any) -> None:

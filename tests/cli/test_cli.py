@@ -12,10 +12,13 @@ import torch
 
 from snapens import Snapshots
 from snapens.cli import main, progress
-from snapens.lab import data, demo, engine, paper
+from snapens.lab import data
 from snapens.lab.data import glyphs
-from snapens.lab.recipe import Recipe
-from snapens.lab.runs import Run
+from snapens.lab.engine import pack as engine
+from snapens.lab.paper import cells as paper
+from snapens.lab.recipe import presets as demo
+from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.records.run import Run
 
 NETWORK = """
 import os, signal
@@ -148,13 +151,16 @@ def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
     [
         (["--network", "resnet11"], "network must be a known one, got 'resnet11': did you mean resnet110"),
         (["--dataset", "cifar11"], "dataset must be a known one, got 'cifar11': did you mean"),
-        (["--epochs", "1"], "epochs must be at least cycles=2"),
+        (["--epochs", "0"], "epochs must be at least 1, got 0"),
         (["--network", "mine:nothing"], "network must be module:callable that Python can import"),
         (["--network", "resnet11", "--data", "nowhere"], "network must be a known one"),  # before any data is read
         (["--network", "mine:broken"], "network 'mine:broken' must be able to train on arrays in batches of 8, got"),
         (["--network", "mine:wide"], "network 'mine:wide' must have 3 outputs an image, got (5,)"),
         (["--batch", "49"], "batch must be at most the 48 training images, got 49"),
-        (["--batch", "20", "--cycles", "3"], "got 14 steps (6 epochs of 48 images in batches of 20) for cycles=3"),
+        (
+            ["--batch", "20", "--cycles", "15"],
+            "got 14 steps (6 epochs of 48 images in batches of 20",
+        ),
         (["--threads", "0"], "threads must be at least 1, got 0"),
         (["--data", "nothing.npz"], "nothing.npz"),
         (["--held-out", "48"], "held_out must be at least 0 and less than the 48 training images, got 48"),

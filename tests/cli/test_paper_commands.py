@@ -12,8 +12,8 @@ import tiny
 import torch
 
 from snapens.cli import main
-from snapens.lab import paper
-from snapens.lab.engine import prepare, train
+from snapens.lab.engine.pack import prepare, train
+from snapens.lab.paper import cells as paper
 
 
 @pytest.fixture

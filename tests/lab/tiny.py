@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from snapens.lab.data.images import ImageData, Images
-from snapens.lab.nets.densenet import densenet
+from snapens.lab.nets.dense.densenet import densenet
 from snapens.lab.nets.resnet import cifar
-from snapens.lab.recipe import Recipe
+from snapens.lab.recipe.recipe import Recipe
 
 CLASSES = ("circle", "square", "star", "line")
 SIZE = 8

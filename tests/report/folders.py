@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from snapens.lab.between import Between, Line
-from snapens.lab.recipe import Recipe
-from snapens.lab.runs import Run
+from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.records.curves import Between, Line
+from snapens.lab.records.run import Run
 
 CLASSES = ("ant", "bee", "cow", "dog")
 IMAGES = 64

@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 
-from snapens.lab import paper
-from snapens.lab.between import Between, Line
-from snapens.lab.entry import Entry, Exit, Joint, Losses, Origin
+from snapens.lab.paper import cells as paper
+from snapens.lab.paper.entry import Entry, Exit, Joint, Losses, Origin
+from snapens.lab.records.curves import Between, Line
 
 ORIGIN = Origin("3f2a91c0d4", "NVIDIA H200", "2.11.0", "0.1.0")
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from snapens.errors import ArgumentError, SnapensError
-from snapens.lab import paper, paper_figures
+from snapens.lab.paper import cells as paper
+from snapens.lab.paper import figures as paper_figures
 from snapens.report import figures
 from snapens.report.figures import figure, png, svg
 

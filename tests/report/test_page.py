@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from snapens.errors import MismatchError, SnapensError, StoreError
-from snapens.lab import gallery
-from snapens.lab.runs import Run
+from snapens.lab.records import gallery
+from snapens.lab.records.run import Run
 from snapens.report import page
 
 
@@ -35,7 +35,7 @@ def demo(tmp_path_factory):
     """A run with all there can be, and a baseline."""
     folder = tmp_path_factory.mktemp("runs")
     run = folders.with_curves(folders.made(folder / "cycles", held_out=30), bump=0.3)
-    gallery.keep(run, np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8))
+    gallery.keep(run, np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8).__getitem__)
     return [folders.made(folder / "standard", method="single", seed=1, held_out=30), run]
 
 
@@ -92,7 +92,7 @@ def test_the_same_folders_give_the_same_bytes(demo, tmp_path):
 def test_a_page_of_the_size_of_cifar_100_stays_small(tmp_path):
     classes = [f"class {k}" for k in range(100)]
     run = folders.made(tmp_path / "run", members=5, examples=2000, classes=classes)
-    gallery.keep(run, np.random.default_rng(0).integers(0, 256, (2000, 32, 32, 3), np.uint8))
+    gallery.keep(run, np.random.default_rng(0).integers(0, 256, (2000, 32, 32, 3), np.uint8).__getitem__)
     assert len(page.render([run]).encode()) < 1_000_000  # what grows with the examples is the gallery, and that is full
 
 

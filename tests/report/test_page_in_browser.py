@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 
-from snapens.lab import gallery
+from snapens.lab.records import gallery
 from snapens.report import page
 from snapens.report.exits import THRESHOLDS
 
@@ -24,7 +24,8 @@ def run(tmp_path_factory):
     """Of 100 classes with hostile names, under a hostile name."""
     path = tmp_path_factory.mktemp("runs") / hostile.FOLDERS[0]
     found = folders.made(path, members=4, examples=300, classes=hostile.NAMES, skill=4.0)
-    gallery.keep(folders.with_curves(found), np.random.default_rng(0).integers(0, 256, (300, 8, 8, 3), np.uint8))
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 3), np.uint8)
+    gallery.keep(folders.with_curves(found), pixels.__getitem__)
     return found
 
 

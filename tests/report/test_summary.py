@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import binomtest
 
 from snapens.errors import ArgumentError, DamagedError, MismatchError
-from snapens.lab import gallery
-from snapens.lab.runs import Run
+from snapens.lab.records import gallery
+from snapens.lab.records.run import Run
 from snapens.report.evidence import Difference
 from snapens.report.exits import THRESHOLDS, Exits, Running
 from snapens.report.summary import summarise
@@ -314,7 +314,7 @@ def test_a_damaged_file_is_named(tmp_path, file, change):
 
 def test_a_gallery_of_other_images_is_refused(tmp_path):
     run = folders.made(tmp_path / "run", examples=50)
-    gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8))
+    gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8).__getitem__)
     other = folders.made(tmp_path / "other", examples=20)
     (run.path / "gallery.safetensors").rename(other.path / "gallery.safetensors")
     with pytest.raises(DamagedError, match=r"gallery.safetensors must show some of the 20 test images, got number"):

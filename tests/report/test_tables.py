@@ -12,7 +12,7 @@ import measurements
 import pytest
 
 from snapens.errors import ArgumentError
-from snapens.lab import paper
+from snapens.lab.paper import cells as paper
 from snapens.report import formats, readme
 from snapens.report.tables import table
 

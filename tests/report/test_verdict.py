@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from snapens.lab.between import Line
+from snapens.lab.records.curves import Line
 from snapens.report.evidence import Difference, Evidence
 from snapens.report.verdict import FLAT_POINTS, FLAT_SHARE, SAME_ANSWERS, STILL_IMPROVING, basis, verdict
 

@@ -12,8 +12,8 @@ from tyro.conf import Positional, subcommand
 
 from .. import __version__
 from ..errors import ArgumentError, SnapensError
-from ..lab.paper import run_name
-from ..lab.recipe import Recipe
+from ..lab.paper.cells import run_name
+from ..lab.recipe.recipe import Recipe
 from .options import Place, Where
 from .paper import Paper
 
@@ -29,7 +29,7 @@ class Demo:
 
     def __call__(self) -> int:
         """Train both on the same budget; print every snapshot's error, the ensembles' and the baseline's."""
-        from ..lab.demo import recipes
+        from ..lab.recipe.presets import recipes
         from . import tables
         from .training import show_report, train
 
@@ -92,7 +92,7 @@ class Report:
 
     def __call__(self) -> int:
         """Write the page, or the pieces, and say where they are."""
-        from ..lab.runs import runs_in
+        from ..lab.records.run import runs_in
         from ..report.page import write
         from ..report.pieces import Format, pieces
 

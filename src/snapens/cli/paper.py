@@ -11,12 +11,12 @@ import tyro
 from tyro.conf import Positional, subcommand
 
 from ..errors import ArgumentError, StoreError
-from ..lab import paper
-from ..lab.recipe import unknown
+from ..lab.paper import cells as paper
+from ..lab.recipe.recipe import unknown
 from .options import Place, Where
 
 if TYPE_CHECKING:
-    from ..lab.ledger import Entries
+    from ..lab.paper.ledger import Entries
 
 LEDGER = Path("results")
 
@@ -32,7 +32,7 @@ class PaperList:
 
     def __call__(self) -> int:
         """Print a table."""
-        from ..lab.ledger import measured
+        from ..lab.paper.ledger import measured
         from . import tables
 
         chosen = [cell for cell in paper.cells() if self.only in cell.name]
@@ -59,7 +59,7 @@ class PaperRun:
 
     def __call__(self) -> int:
         """Train them, then print the cells."""
-        from ..lab.runs import Run
+        from ..lab.records.run import Run
         from . import tables
         from .training import train
 
@@ -77,7 +77,8 @@ class PaperRun:
 
     def _measured(self, cell: paper.Cell) -> list[float]:
         """The cell's error in percent, if all its runs of this repetition are finished."""
-        from ..lab.runs import Run, cell_error
+        from ..lab.paper.entry import cell_error
+        from ..lab.records.run import Run
 
         runs = [Run(self.out / name) for name in paper.run_names(cell, self.seed)]
         return [100 * cell_error(cell, runs)] if all(run.finished for run in runs) else []
@@ -98,8 +99,8 @@ class PaperRecord:
 
     def __call__(self) -> int:
         """Say which files hold them."""
-        from ..lab import ledger
-        from ..lab.runs import Run
+        from ..lab.paper import ledger
+        from ..lab.records.run import Run
 
         runs = [Run(path) for path in self.runs]
         if not runs or len({run.recipe for run in runs}) < len(runs):
@@ -170,7 +171,7 @@ class PaperFigure:
 
 def _entries(folder: Path) -> "Entries":
     """What is in the ledger: nothing where the default folder is not there yet; any other must be."""
-    from ..lab import ledger
+    from ..lab.paper import ledger
 
     if not folder.is_dir() and (folder != LEDGER or folder.exists()):
         raise ArgumentError(f"ledger must be a folder, got {folder}: check the path")

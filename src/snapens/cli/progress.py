@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from ..extras import package
 
 if TYPE_CHECKING:
-    from ..lab.training import Training
+    from ..lab.engine.training import Training
 
 _BAR_SECONDS, _LINE_SECONDS = 0.2, 15.0
 

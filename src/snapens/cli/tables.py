@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from ..lab import paper
-from ..lab.runs import Run
+from ..lab.paper import cells as paper
+from ..lab.records.run import Run
 
 
 def run(path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ..lab.recipe import Recipe
+from ..lab.recipe.recipe import Recipe
 from ..storage import jsonfile
 from .training import chosen_device, data_root
 
@@ -16,7 +16,7 @@ def bench_train(options: "Bench") -> None:
     """Print a line for each thing timed, with its ratio to the first; the numbers go to `options.out` as they come."""
     import torch
 
-    from ..lab.bench import compare
+    from ..lab.engine.bench import compare
 
     device, root = chosen_device(options.device), data_root(options.data)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

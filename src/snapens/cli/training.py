@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError, SnapensError, StoreError
 from ..lab import data
 from ..lab.data.images import ImageData
-from ..lab.recipe import Recipe
-from ..lab.runs import Run
+from ..lab.recipe.recipe import Recipe
+from ..lab.records.run import Run
 from .progress import Bars, Download, Lines, TensorBoard, Watcher
 
 if TYPE_CHECKING:
     import torch
 
-    from ..lab.training import Training
+    from ..lab.engine.training import Training
     from .options import Where
 
 
@@ -36,7 +36,7 @@ def train(
     """
     import torch  # only now: --help need not wait for it
 
-    from ..lab import engine
+    from ..lab.engine import pack as engine
 
     device, root = chosen_device(where.device), data_root(where.data)
     _limit_threads(where.threads)

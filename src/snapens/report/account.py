@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DamagedError
-from ..lab.outputs import Outputs
-from ..lab.recipe import Recipe
-from ..lab.runs import Run
-from ..lab.scores import Running, Score
+from ..lab.recipe.recipe import Recipe
+from ..lab.records.run import Run
+from ..lab.records.scores import Running, Score
+from ..outputs import Outputs
 
 _RATE_POINTS = 400
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..extras import package
-from ..lab.between import Between
+from ..lab.records.curves import Between
 from . import style
 from .account import Account
 from .details import Bin

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ..lab.recipe import Recipe
+from ..lab.recipe.recipe import Recipe
 from .account import Account
 
 

@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from .. import metrics
 from ..errors import DamagedError
-from ..lab import gallery
-from ..lab.between import Between
-from ..lab.outputs import Outputs
-from ..lab.runs import Run
-from ..lab.scores import Floats, Running
+from ..lab.records import gallery
+from ..lab.records.curves import Between
+from ..lab.records.run import Run
+from ..lab.records.scores import Floats, Running
+from ..outputs import Outputs
 from .account import Account
 from .evidence import Evidence
 from .exits import THRESHOLDS, Exits

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import metrics
-from ..lab.between import Between, Line
-from ..lab.outputs import Outputs
-from ..lab.recipe import Recipe
-from ..lab.scores import Running
+from ..lab.recipe.recipe import Recipe
+from ..lab.records.curves import Between, Line
+from ..lab.records.scores import Running
+from ..outputs import Outputs
 from .account import Account
 
 Part = Literal["held_out", "test"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..lab.scores import Floats, Running, Whole
+from ..lab.records.scores import Floats, Running, Whole
 
 THRESHOLDS = tuple(k / 100 for k in range(50, 101, 2))
 """Confidences at which to stop."""

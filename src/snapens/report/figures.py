@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from ..errors import ArgumentError
-from ..lab import paper, paper_figures
-from ..lab.ledger import Entries, measured, origins
-from ..lab.paper import Cell
-from ..lab.recipe import unknown
+from ..lab.paper import cells as paper
+from ..lab.paper import figures as paper_figures
+from ..lab.paper.cells import Cell
+from ..lab.paper.ledger import Entries, measured, origins
+from ..lab.recipe.recipe import unknown
 from . import names, panels, style
 
 Draw = Callable[[Any, Sequence[Cell], Entries], bool]

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..extras import package
-from ..lab.runs import Run
+from ..lab.records.run import Run
 from ..storage import durable
 from . import charts, thumbnail
 from .exits import THRESHOLDS, Exits

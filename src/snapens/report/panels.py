@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lab.ledger import Entries, measured, runs_of
-from ..lab.paper import Cell
+from ..lab.paper.cells import Cell
+from ..lab.paper.ledger import Entries, measured, runs_of
 from .style import BASELINE, CLEARING, ENSEMBLE, INK, MUTED, PAPER, SINGLE
 
 Floats = NDArray[np.float64]

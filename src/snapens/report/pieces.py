@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..lab.recipe import unknown
-from ..lab.runs import Run
-from ..lab.scores import Score
+from ..lab.recipe.recipe import unknown
+from ..lab.records.run import Run
+from ..lab.records.scores import Score
 from ..storage import durable, jsonfile
 from . import charts
 from .account import Account

@@ -3,8 +3,8 @@
 import html
 
 from ..errors import ArgumentError
-from ..lab import paper
-from ..lab.ledger import Entries, measured, origins
+from ..lab.paper import cells as paper
+from ..lab.paper.ledger import Entries, measured, origins
 from . import names
 from .formats import markdown_row
 from .tables import Value

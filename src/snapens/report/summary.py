@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from ..lab.runs import Run, require_same_test
-from ..lab.scores import Running
+from ..lab.records.run import Run, require_same_test
+from ..lab.records.scores import Running
 from .account import Account
 from .comparison import Method, compare
 from .details import Details

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from ..errors import ArgumentError
-from ..lab import paper
-from ..lab.ledger import Entries, measured
-from ..lab.paper import Cell
+from ..lab.paper import cells as paper
+from ..lab.paper.cells import Cell
+from ..lab.paper.ledger import Entries, measured
 from . import names
 
 

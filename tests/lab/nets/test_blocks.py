@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from snapens.lab.nets.densenet import Layer, Transition
+from snapens.lab.nets.dense.densenet import Layer, Transition
 from snapens.lab.nets.resnet import Basic, Bottleneck
 
 

@@ -8,8 +8,9 @@ import inspect
 import pytest
 import torch
 
-from snapens.lab.nets import dense_passes, fused
-from snapens.lab.nets.densenet import Layer
+from snapens.lab.nets.dense import fused
+from snapens.lab.nets.dense import passes as dense_passes
+from snapens.lab.nets.dense.densenet import Layer
 from snapens.lab.nets.dropout import keyed
 
 triton = pytest.importorskip("triton")

@@ -189,7 +189,7 @@ def test_a_network_of_ones_own_is_called_with_classes_and_channels_and_its_dropo
         (f"{__name__}:Own", {"dropout": 0.2}, "unexpected keyword argument 'dropout'"),
         (f"{__name__}:no_module", {}, "network must build a torch.nn.Module, got int"),
         ("builtins:dict.nothing", {}, "module:callable that Python can import"),
-        ("snapens.lab.nets.densenet:densenet", {}, "missing a required.*'depth'"),
+        ("snapens.lab.nets.dense.densenet:densenet", {}, "missing a required.*'depth'"),
         ("densenet40", {"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_network_that_cannot_be_built_says_why(name, settings, message):
 
 
 def test_a_densenet_of_an_impossible_depth_is_refused():
-    from snapens.lab.nets.densenet import densenet
+    from snapens.lab.nets.dense.densenet import densenet
 
     with pytest.raises(ArgumentError, match=r"depth must be 4 more than three times.*got 41: take 40"):
         densenet(depth=41, growth=12, classes=10)

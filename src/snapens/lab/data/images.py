@@ -42,6 +42,10 @@ class Images:
             found.update(np.ascontiguousarray(self.pixels[:: max(1, len(self) // 1000)]).tobytes())
         return found.hexdigest()
 
+    def central(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The pixels of some images as an evaluation sees them, before they are normalised."""
+        return self.pixels[indices] if isinstance(self.pixels, np.ndarray) else self.pixels.crops(indices, None)
+
     def take(self, indices: NDArray[np.int64]) -> "Images":
         """These images only; files are not opened."""
         if not isinstance(self.pixels, np.ndarray):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError
-from ..recipe import Recipe, unknown
+from ..recipe.recipe import Recipe, unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,8 +18,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet110": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 18}),
     "wrn32": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 5, "widen": 4}),
     "resnet50": ("snapens.lab.nets.resnet:imagenet", {"blocks_per_stage": (3, 4, 6, 3)}),
-    "densenet40": ("snapens.lab.nets.densenet:densenet", {"depth": 40, "growth": 12}),
-    "densenet100": ("snapens.lab.nets.densenet:densenet", {"depth": 100, "growth": 24}),
+    "densenet40": ("snapens.lab.nets.dense.densenet:densenet", {"depth": 40, "growth": 12}),
+    "densenet100": ("snapens.lab.nets.dense.densenet:densenet", {"depth": 100, "growth": 24}),
     "small": ("snapens.lab.nets.small:small", {}),
 }
 

@@ -1,0 +1,49 @@
+"""Measure the errors of weights between a run's snapshots, for the paper's Figure 5."""
+
+import torch
+from torch import Tensor, nn
+
+from ... import metrics
+from ...snapshots import Snapshots
+from ...weights import tensors
+from ..records.curves import Between, Line
+from .step import TrainingStep
+
+LAST_SHARE = tuple(k / 10 for k in range(11))
+_ESTIMATION_IMAGES = 10_000
+
+
+def between(step: TrainingStep, snapshots: Snapshots) -> Between:
+    """The lines from each earlier snapshot to the last one; the network ends as the last snapshot."""
+    *earlier, last = snapshots.steps
+    end, lines = snapshots.load(last), []
+    for number, other in enumerate(earlier, 1):
+        start = snapshots.load(other)
+        interpolated, estimated = [], []
+        for share in LAST_SHARE:
+            set_weights(step.network, {name: _mixed(end[name], start[name], share) for name in end})
+            interpolated.append(_percent_wrong(step))
+            step.estimate_statistics(_ESTIMATION_IMAGES)
+            estimated.append(_percent_wrong(step))
+        lines.append(Line(number, tuple(interpolated), tuple(estimated)))
+    set_weights(step.network, end)
+    return Between(LAST_SHARE, tuple(lines), "training images, augmented")
+
+
+def _mixed(end: Tensor, start: Tensor, last_share: float) -> Tensor:
+    if not end.is_floating_point():  # a count
+        return end
+    return last_share * end + (1 - last_share) * start
+
+
+def set_weights(network: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy a snapshot into a network, where its tensors are."""
+    with torch.no_grad():
+        for name, tensor in tensors(network).items():
+            tensor.copy_(weights[name])
+
+
+def _percent_wrong(step: TrainingStep) -> float:
+    test = step.placed.data.test
+    outputs = step.log_probabilities(step.placed.batches(test))
+    return round(100 * float(metrics.error(outputs.float().exp().numpy(), test.labels)), 4)

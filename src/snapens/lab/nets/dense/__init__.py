@@ -1,0 +1,1 @@
+"""DenseNet, and the kernels that compute its dense blocks on a GPU."""

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its folder, its log, scores, disputed images and measured curves."""

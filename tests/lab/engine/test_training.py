@@ -1,0 +1,730 @@
+"""The one training loop: what a run leaves, and that nothing which interrupts it changes that."""
+
+import builtins
+import errno
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from snapens import Ensemble
+from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, NonFiniteError, StoreError
+from snapens.lab import nets
+from snapens.lab.engine import training as training_module
+from snapens.lab.engine.feed import Placed
+from snapens.lab.engine.pack import prepare, train
+from snapens.lab.engine.step import TrainingStep
+from snapens.lab.engine.training import Training
+from snapens.lab.records import run as runs
+from snapens.lab.records import source
+from snapens.lab.records.run import Run
+from snapens.storage import durable, tensorfile
+from snapens.weights import tensors
+
+CPU = torch.device("cpu")
+GROW = tiny.recipe(method="grow", pattern=("fresh", "warm"), cycles=4, epochs=6, dropout=0.3, held_out=8, seed=5)
+"""24 steps: all that a run can have. Snapshots at 6, 12, 18 and 24."""
+LONGER, SHORTER = tiny.replace(GROW, epochs=36), tiny.replace(GROW, epochs=3, cycles=2)
+
+
+def trained(*jobs, resume=False, state_seconds=300.0, **options):
+    trainings = prepare(jobs, tiny.load, CPU, resume=resume, state_seconds=state_seconds)
+    train(trainings, **options)
+    return trainings
+
+
+def left(path):
+    """All that a run leaves and that is not a time: snapshots, outputs, the last state, the log's numbers."""
+    run = Run(path)
+    state = run.state()
+    timed = {"seconds", "images_per_second", "pack"}  # and who was beside it
+    return {
+        "recipe": run.recipe,
+        "snapshots": {step: run.snapshots.load(step) for step in run.snapshots.steps},
+        "outputs": {name: tensor.tolist() for name, tensor in run._stored_outputs().items()},
+        "state": (state.completed, dict(state.tensors)),
+        "log": [{key: value for key, value in line.items() if key not in timed} for line in run.log()],
+    }
+
+
+def assert_same(path, other):
+    ours, theirs = left(path), left(other)
+    assert ours["recipe"] == theirs["recipe"]
+    assert ours["snapshots"].keys() == theirs["snapshots"].keys()
+    for step, snapshot in ours["snapshots"].items():
+        assert tiny.equal(snapshot, theirs["snapshots"][step]), step
+    assert ours["outputs"] == theirs["outputs"]
+    assert ours["state"][0] == theirs["state"][0]
+    assert tiny.equal(ours["state"][1], theirs["state"][1])
+    assert ours["log"] == theirs["log"]
+
+
+# what a run leaves
+
+
+@pytest.mark.parametrize("changes", [{}, {"method": "single"}, {"network": "small", "dropout": 0.2, "held_out": 8}])
+def test_a_runs_snapshots_make_an_ensemble_that_says_what_its_outputs_say(tmp_path, changes):
+    recipe = tiny.recipe(**changes)
+    trained((recipe, tmp_path / "run"))
+    data = tiny.data().hold_out(recipe.held_out, 0)
+    network = nets.build(recipe.network, classes=4, channels=3, dropout=recipe.dropout, seed=99)
+    ensemble = Ensemble.load(tmp_path / "run", network)
+    assert ensemble.steps == ((10, 20) if not recipe.held_out else (8, 16))
+    for part in ("test", "held_out") if recipe.held_out else ("test",):
+        images = getattr(data, part)
+        mean, deviation = (np.array(row) for row in data.normalisation())
+        x = torch.from_numpy((images.pixels - mean) / deviation).float().permute(0, 3, 1, 2)
+        outputs = Run(tmp_path / "run").outputs(part)
+        members = ensemble.predict_members([x])
+        assert outputs.labels.tolist() == images.labels.tolist()
+        assert np.abs(outputs.probabilities - members.numpy()).max() < 2e-3  # they are kept as float16
+        assert np.abs(outputs.probabilities.mean(0) - ensemble.predict([x]).numpy()).max() < 2e-3
+
+
+def test_the_last_snapshot_and_the_last_state_are_the_same_weights(tmp_path):
+    trained((tiny.recipe(), tmp_path / "run"))
+    found = left(tmp_path / "run")
+    completed, state = found["state"]
+    weights = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
+    assert completed == 20
+    assert tiny.equal(weights, found["snapshots"][20])
+
+
+def test_a_run_is_as_many_plain_steps_as_its_schedule_has(tmp_path):
+    recipe = tiny.recipe(dropout=0.2)
+    step = TrainingStep(recipe, Placed(tiny.data(), CPU), recipe.schedule(40))
+    for completed in range(20):
+        step(completed)
+        if completed == 9:
+            first = {name: tensor.detach().clone() for name, tensor in tensors(step.network).items()}
+    trained((recipe, tmp_path / "run"))
+    found = left(tmp_path / "run")
+    assert tiny.equal(found["snapshots"][10], first)
+    assert tiny.equal(found["state"][1], step.state())
+
+
+def test_single_keeps_the_snapshots_of_nocycle_on_its_way(tmp_path):
+    """One run is both: the same steps as with one snapshot, and as many on the way as are asked for."""
+    trained((tiny.recipe(method="single", cycles=4), tmp_path / "nocycle"))
+    trained((tiny.recipe(method="single", cycles=1), tmp_path / "single"))
+    nocycle, single = left(tmp_path / "nocycle"), left(tmp_path / "single")
+    assert list(nocycle["snapshots"]) == [5, 10, 15, 20]
+    assert list(single["snapshots"]) == [20]
+    assert tiny.equal(nocycle["state"][1], single["state"][1])
+
+
+def watched_weights(monkeypatch):
+    """The weights before each step, as they are when it is taken."""
+    seen = []
+    call = TrainingStep.__call__
+
+    def noted(self, completed):
+        seen.append({name: tensor.detach().clone() for name, tensor in tensors(self.network).items()})
+        momentum = any(tensor.any() for name, tensor in self.state().items() if name.startswith("momentum."))
+        seen[-1]["momentum"] = torch.tensor(momentum)
+        call(self, completed)
+
+    monkeypatch.setattr(TrainingStep, "__call__", noted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"method": "snapshot"}, "fresh warm warm warm"),
+        ({"method": "single"}, "fresh warm warm warm"),
+        ({"method": "singlecycle"}, "fresh fresh fresh fresh"),
+        ({"method": "grow", "pattern": ("warm", "fresh")}, "fresh warm fresh warm"),
+        ({"method": "grow", "pattern": ("fresh",)}, "fresh fresh fresh fresh"),
+    ],
+)
+def test_each_cycle_begins_as_its_method_says(tmp_path, monkeypatch, changes, begins):
+    seen = watched_weights(monkeypatch)
+    recipe = tiny.recipe(cycles=4, seed=3, **changes)
+    trained((recipe, tmp_path / "run"))
+    kept = left(tmp_path / "run")["snapshots"]
+    assert list(kept) == [5, 10, 15, 20]
+    for cycle, word in enumerate(begins.split()):
+        found = dict(seen[5 * cycle])
+        assert bool(found.pop("momentum")) == (word == "warm")
+        fresh = nets.build(recipe.network, classes=4, channels=3, seed=3, cycle=cycle)
+        assert tiny.equal(found, tensors(fresh) if word == "fresh" else kept[5 * cycle])
+
+
+def test_the_log_tells_what_happened(tmp_path):
+    [training] = trained((tiny.recipe(), tmp_path / "run"))
+    run = Run(tmp_path / "run")
+    lines = list(run.log())
+    assert [(line["event"], line["step"]) for line in lines] == [
+        ("trained", 5),
+        ("trained", 10),
+        ("snapshot", 10),
+        ("trained", 15),
+        ("trained", 20),
+        ("snapshot", 20),
+        ("finished", 20),
+    ]
+    losses = run.state().tensors["losses"].double().numpy()
+    for line in lines:
+        if line["event"] == "trained":
+            assert line["loss"] == pytest.approx(losses[line["step"] - 5 : line["step"]].mean(), rel=1e-5)
+            assert line["epoch"] == line["step"] * 8 / 40
+            assert line["lr"] == pytest.approx(0.025 * (math.cos(math.pi * ((line["step"] - 1) % 10) / 10) + 1))
+    errors = [line["test_error"] for line in lines if line["event"] == "snapshot"]
+    outputs = run.outputs()
+    assert errors == [np.mean(member.argmax(1) != outputs.labels) for member in outputs.probabilities]
+    assert lines[-1]["torch"] == torch.__version__
+    assert lines[-1]["sources"] == source.digest()
+    assert lines[-1]["device"] == ("CPU, 1 thread" if (n := torch.get_num_threads()) == 1 else f"CPU, {n} threads")
+    assert training.loss == lines[-3]["loss"]
+    assert training.finished
+    assert training.epoch == 4.0
+    assert training.lr == 0.0
+    assert run.finished
+
+
+def test_speed_is_counted_from_the_line_before_also_across_a_minimum(tmp_path, monkeypatch):
+    """A step takes two seconds of this clock, an evaluation a hundred: ten images in two seconds, always."""
+    clock = [1000.0]
+    monkeypatch.setattr(training_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=None))
+    call, evaluate = TrainingStep.__call__, TrainingStep.log_probabilities
+
+    def stepped(self, completed):
+        clock[0] += 2
+        call(self, completed)
+
+    def evaluated(self, batches):
+        clock[0] += 100
+        return evaluate(self, batches)
+
+    monkeypatch.setattr(TrainingStep, "__call__", stepped)
+    monkeypatch.setattr(TrainingStep, "log_probabilities", evaluated)
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
+    recipe = tiny.recipe(batch=10, epochs=5)
+    [training] = trained((recipe, tmp_path / "run"), state_seconds=1e9, **until(13))
+    assert training.seconds_left == pytest.approx(7 * 2)
+    trained((recipe, tmp_path / "run"), state_seconds=1e9, resume=True)
+    lines = [line for line in Run(tmp_path / "run").log() if line["event"] == "trained"]
+    assert [line["step"] for line in lines] == [4, 8, 10, 12, 16, 20]  # an epoch has four steps, a cycle ten
+    assert [line["images_per_second"] for line in lines] == [5] * 6
+
+
+# one run, or a pack
+
+
+PACK = {
+    "alone": [],
+    "equal": [tiny.recipe(seed=1), tiny.recipe(seed=2)],
+    "unequal": [tiny.recipe(network="tiny:wide", batch=10, epochs=8, lr=0.2), GROW, tiny.recipe(method="single")],
+}
+
+
+@pytest.mark.parametrize("neighbours", ["equal", "unequal"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_packed_run_is_the_run_alone_bit_for_bit(tmp_path, neighbours, place):
+    recipe = tiny.recipe(dropout=0.3, seed=7)
+    trained((recipe, tmp_path / "alone"))
+    pack = list(PACK[neighbours])
+    pack.insert(place, recipe)
+    trainings = trained(*((other, tmp_path / str(k)) for k, other in enumerate(pack)))
+    assert all(training.finished for training in trainings)
+    assert_same(tmp_path / str(place), tmp_path / "alone")
+
+
+def test_recipes_of_equal_data_share_it(tmp_path):
+    loads = []
+
+    def load(recipe):
+        loads.append(recipe)
+        return tiny.data()
+
+    recipes = [tiny.recipe(), tiny.recipe(seed=1, lr=0.2), tiny.recipe(held_out=8), tiny.recipe(held_out=8, seed=3)]
+    recipes += [tiny.recipe(held_out=8, held_out_seed=1)]
+    trainings = prepare([(recipe, tmp_path / str(k)) for k, recipe in enumerate(recipes)], load, CPU)
+    assert len(loads) == 3
+    assert [trainings.index(next(t for t in trainings if t.placed is training.placed)) for training in trainings] == [
+        0,
+        0,
+        2,
+        2,
+        4,
+    ]
+    for training in trainings:
+        training.close()
+
+
+FAILURES = {
+    "diverges": (tiny.recipe(lr=1e30), NonFiniteError, "must be finite"),
+    "raises": (tiny.recipe(network="tiny:raising"), RuntimeError, "the fourth step is one too many"),
+}
+
+
+@pytest.mark.parametrize(("recipe", "kind", "message"), FAILURES.values(), ids=FAILURES)
+def test_a_run_that_fails_says_so_and_leaves_its_neighbours_alone(tmp_path, recipe, kind, message):
+    trained((tiny.recipe(seed=1), tmp_path / "alone"))
+    moved = []
+    before, failing, after = trained(
+        (tiny.recipe(seed=1), tmp_path / "before"),
+        (recipe, tmp_path / "failing"),
+        (tiny.recipe(seed=2), tmp_path / "after"),
+        watch=moved.append,
+    )
+    assert isinstance(failing.failure, kind)
+    assert message in str(failing.failure)
+    assert not failing.finished
+    noted = [line for line in failing.run.log() if line["event"] == "failed"]
+    assert [line["reason"] for line in noted] == [f"{kind.__name__}: {failing.failure}"]
+    assert before.failure is None
+    assert after.failure is None
+    assert after.finished
+    assert moved.count(failing) == 1
+    assert moved.count(before) > 1
+    assert_same(tmp_path / "before", tmp_path / "alone")
+    assert failing.run.snapshots.steps == ()
+    prepare([(recipe, tmp_path / "failing")], tiny.load, CPU, resume=True)[0].close()  # the lock was given back
+
+
+def test_a_run_that_cannot_even_note_its_failure_leaves_its_neighbours_alone(tmp_path, monkeypatch):
+    note = Run.note
+
+    def full(self, event, **values):
+        if self.path.name == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        note(self, event, **values)
+
+    monkeypatch.setattr(Run, "note", full)
+    failing, other = trained((tiny.recipe(), tmp_path / "full"), (tiny.recipe(seed=1), tmp_path / "other"))
+    assert isinstance(failing.failure, OSError)
+    assert other.finished
+    assert other.failure is None
+
+
+def test_what_is_not_finite_is_never_a_member(tmp_path):
+    recipe = tiny.recipe(lr=1e30, cycles=4)
+    [training] = trained((recipe, tmp_path / "run"))
+    assert isinstance(training.failure, NonFiniteError)
+    assert Run(tmp_path / "run").snapshots.steps == ()
+
+
+# going on
+
+
+def until(steps):
+    """For `stop`: true once so many steps of a pack are completed."""
+    moved = []
+
+    def watch(training):
+        moved.append(training)
+
+    return {"watch": watch, "stop": lambda: any(training.completed >= steps for training in moved)}
+
+
+@pytest.mark.parametrize("burst", [1, 3, 8])
+@pytest.mark.parametrize("stops", [(1,), (5, 6, 7), (12, 17)])
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch, burst, stops):
+    trained((GROW, tmp_path / "whole"))
+    monkeypatch.setattr(training_module, "_BURST_STEPS", burst)
+    for k, steps in enumerate(stops):
+        [training] = trained((GROW, tmp_path / "run"), resume=k > 0, **until(steps))
+        assert steps <= training.completed < 24
+        assert Run(tmp_path / "run").state().completed == training.completed
+    [training] = trained((GROW, tmp_path / "run"), resume=True)
+    assert training.finished
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_pack_is_stopped_together_and_one_that_cannot_keep_its_state_takes_no_other_with_it(tmp_path, monkeypatch):
+    publish = durable.publish
+
+    def full(path, chunks):
+        if "full" in path.parts and "state" in path.parts and stopping:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return publish(path, chunks)
+
+    stopping = []
+    monkeypatch.setattr(durable, "publish", full)
+    jobs = [(tiny.recipe(seed=seed), tmp_path / name) for seed, name in enumerate(("full", "other"))]
+    failing, other = trained(*jobs, watch=stopping.append, stop=lambda: len(stopping) == 2)
+    assert isinstance(failing.failure, StoreError)
+    assert other.failure is None
+    assert Run(tmp_path / "other").state().completed == 8
+    assert Run(tmp_path / "full").state().completed == 0
+    monkeypatch.undo()
+    trained(*jobs, resume=True)
+    trained((tiny.recipe(), tmp_path / "whole"))
+    noted = left(tmp_path / "full")["log"]
+    assert [line for line in noted if line["event"] != "failed"] == left(tmp_path / "whole")["log"]
+
+
+def test_a_folder_that_has_a_run_is_refused_unless_it_is_resumed(tmp_path):
+    [first] = trained((tiny.recipe(), tmp_path / "run"), **until(3))
+    before = left(tmp_path / "run")["state"][0]
+    loads = []
+    with pytest.raises(StoreError, match=r"run must be a folder without a run, got .*: choose another, or resume"):
+        prepare([(tiny.recipe(), tmp_path / "run")], loads.append, CPU)
+    assert not loads  # before anything that takes time
+    with pytest.raises(StoreError, match=r"run must be a folder without a run, got .*: choose another, or resume"):
+        Training(tiny.recipe(), first.placed, tmp_path / "run").open()
+    assert left(tmp_path / "run")["state"][0] == before
+
+
+def test_a_run_is_resumed_with_its_own_recipe_alone(tmp_path):
+    trained((tiny.recipe(), tmp_path / "run"), **until(3))
+    with pytest.raises(MismatchError, match=r"lr: 0\.05, 0\.5; momentum: 0\.9, 0\.8$"):
+        prepare([(tiny.recipe(lr=0.5, momentum=0.8), tmp_path / "run")], tiny.load, CPU, resume=True)
+    trained((tiny.recipe(), tmp_path / "run"), resume=True)  # the lock was given back
+
+
+def test_a_run_that_another_process_writes_is_refused(tmp_path):
+    trainings = prepare([(tiny.recipe(), tmp_path / "run")], tiny.load, CPU)
+    with pytest.raises(LockedError, match="must have one writer"):
+        prepare([(tiny.recipe(), tmp_path / "run")], tiny.load, CPU, resume=True)
+    train(trainings)
+    assert trainings[0].finished
+
+
+def test_a_finished_run_is_resumed_without_a_step(tmp_path, monkeypatch):
+    trained((tiny.recipe(), tmp_path / "run"))
+
+    def content():
+        return {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+    before, seen = content(), []
+    monkeypatch.setattr(TrainingStep, "__call__", lambda self, completed: seen.append(completed))
+    [training] = trained((tiny.recipe(), tmp_path / "run"), resume=True, watch=seen.append)
+    assert training.finished
+    assert not seen
+    assert content() == before
+
+
+@pytest.mark.parametrize("damage", ["lost", "truncated", "altered", "of an earlier time"])
+@pytest.mark.parametrize("stop_at", [13, 24])
+def test_snapshots_are_asked_again_where_what_they_said_is_damaged(tmp_path, caplog, damage, stop_at):
+    trained((GROW, tmp_path / "whole"))
+    trained((GROW, tmp_path / "run"), **until(stop_at))
+    outputs = tmp_path / "run/outputs.safetensors"
+    if damage == "lost":
+        outputs.unlink()
+    elif damage == "truncated":
+        outputs.write_bytes(outputs.read_bytes()[:-7])
+    else:
+        run = Run(tmp_path / "run")
+        stored = {name: tensor.clone() for name, tensor in run._stored_outputs().items()}
+        if damage == "altered":
+            stored["test"][0, 0] -= 0.125  # nothing that numbers would show
+            durable.publish(outputs, tensorfile.encode(stored))
+            with pytest.raises(DamagedError, match="another SHA-256 than the log has: restore it, or resume the run"):
+                run.outputs()
+        else:  # those of later steps are gone
+            run.add_outputs(6, {part: (stored[part][0], stored[f"{part}_labels"]) for part in ("test", "held_out")})
+    trained((GROW, tmp_path / "run"), resume=True)
+    assert "the snapshots are asked again" in caplog.text
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_device_that_says_it_in_other_bits_is_noted(tmp_path, monkeypatch):
+    trained((GROW, tmp_path / "run"))
+    said = Run(tmp_path / "run").outputs().log_probabilities
+    (tmp_path / "run/outputs.safetensors").unlink()
+    of = TrainingStep.log_probabilities
+    monkeypatch.setattr(TrainingStep, "log_probabilities", lambda self, batches: of(self, batches) - 0.125)
+    for _ in range(2):
+        trained((GROW, tmp_path / "run"), resume=True)
+        assert np.array_equal(Run(tmp_path / "run").outputs().log_probabilities, said - np.float16(0.125))
+    assert [line["event"] for line in Run(tmp_path / "run").log()].count("outputs") == 1
+
+
+def test_a_run_killed_before_it_could_say_that_it_is_finished_says_so_on_resuming(tmp_path):
+    trained((tiny.recipe(), tmp_path / "whole"))
+    trained((tiny.recipe(), tmp_path / "run"))
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:-1]))
+    assert not Run(tmp_path / "run").finished
+    trained((tiny.recipe(), tmp_path / "run"), resume=True)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_damaged_state_costs_the_steps_since_the_one_before_and_nothing_else(tmp_path, monkeypatch):
+    trained((GROW, tmp_path / "whole"))
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
+    trained((GROW, tmp_path / "run"), state_seconds=-1.0, **until(13))
+    current = tmp_path / "run" / "state" / "state.json"
+    file = current.parent / json.loads(current.read_bytes())["file"]
+    file.write_bytes(file.read_bytes()[:-1])
+    [training] = prepare([(GROW, tmp_path / "run")], tiny.load, CPU, resume=True)
+    assert training.completed in (12, 13)
+    train([training])
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_two_damaged_states_are_refused_and_the_snapshots_are_still_there(tmp_path):
+    trained((GROW, tmp_path / "run"), **until(13))
+    for file in (tmp_path / "run" / "state").glob("step-*"):
+        file.unlink()
+    with pytest.raises(DamagedError, match="state"):
+        prepare([(GROW, tmp_path / "run")], tiny.load, CPU, resume=True)
+    assert Run(tmp_path / "run").snapshots.steps == (6, 12, 18)
+
+
+def test_a_state_is_kept_as_often_as_asked(tmp_path, monkeypatch):
+    saved = []
+    save = Run.save
+
+    def noted(self, state):
+        saved.append(state.completed)
+        save(self, state)
+
+    monkeypatch.setattr(Run, "save", noted)
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 4)
+    trained((tiny.recipe(), tmp_path / "often"), state_seconds=-1.0)
+    assert sorted(set(saved)) == [0, 4, 8, 10, 14, 18, 20]
+    saved.clear()
+    trained((tiny.recipe(), tmp_path / "rarely"), state_seconds=1e9)
+    assert saved == [0, 10, 20]  # at the start and at each minimum, whatever was asked
+    assert_same(tmp_path / "often", tmp_path / "rarely")
+
+
+# what goes wrong on the way
+
+
+FILES = {
+    "snapshot": lambda path: path.parent.name == "snapshots",
+    "manifest": lambda path: path.name == "manifest.json",
+    "outputs": lambda path: path.name == "outputs.safetensors",
+    "state": lambda path: path.parent.name == "state" and path.name.startswith("step-"),
+    "state's description": lambda path: path.name == "state.json",
+}
+
+
+@pytest.mark.parametrize("hit", FILES.values(), ids=FILES)
+def test_a_full_disk_ends_the_run_loses_no_snapshot_and_can_be_resumed_from(tmp_path, monkeypatch, hit):
+    trained((GROW, tmp_path / "whole"))
+    publish, full = durable.publish, []
+
+    def limited(path, chunks):
+        if hit(path) and Run(tmp_path / "run").state().completed >= 6:
+            full.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return publish(path, chunks)
+
+    [training] = prepare([(GROW, tmp_path / "run")], tiny.load, CPU)
+    monkeypatch.setattr(durable, "publish", limited)
+    train([training])
+    monkeypatch.undo()
+    assert full
+    assert "No space left on device" in str(training.failure)
+    run = Run(tmp_path / "run")
+    assert "No space left on device" in next(line["reason"] for line in run.log() if line["event"] == "failed")
+    assert 6 in run.snapshots.steps
+    assert tiny.equal(run.snapshots.load(6), left(tmp_path / "whole")["snapshots"][6])
+    [training] = trained((GROW, tmp_path / "run"), resume=True)
+    assert training.failure is None
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_text("".join(line + "\n" for line in log.read_text().splitlines() if '"failed"' not in line))
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("fitting", [0, 2])
+def test_a_pack_too_large_for_the_device_says_how_many_fit_and_begins_no_run(tmp_path, monkeypatch, fitting):
+    make, made = TrainingStep.__init__, []
+
+    def limited(self, *args):
+        if len(made) == fitting:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made.append(self)
+        make(self, *args)
+
+    monkeypatch.setattr(TrainingStep, "__init__", limited)
+    jobs = [(tiny.recipe(seed=seed), tmp_path / str(seed)) for seed in range(4)]
+    fits = "the first 2 fit" if fitting else "not even one fits"
+    with pytest.raises(ArgumentError, match=f"a pack must fit the memory of cpu, got 4 runs, of which {fits}: train"):
+        prepare(jobs, tiny.load, CPU)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    assert all(training.finished for training in trained(*jobs))
+
+
+def test_too_few_images_for_the_cycles_are_refused_before_a_folder_is_made(tmp_path):
+    with pytest.raises(ArgumentError, match="batch must be at most the 40 training images, got 41"):
+        prepare([(tiny.recipe(batch=41), tmp_path / "run")], tiny.load, CPU)
+    with pytest.raises(ArgumentError, match="epochs must give at least one step per cycle"):
+        prepare([(tiny.recipe(cycles=21), tmp_path / "run")], tiny.load, CPU)
+    with pytest.raises(ArgumentError, match="held_out must be at least 0 and less than the 40 training images"):
+        prepare([(tiny.recipe(held_out=40), tmp_path / "run")], tiny.load, CPU)
+    with pytest.raises(ArgumentError, match="network must be a known one"):
+        prepare([(tiny.recipe(network="smal"), tmp_path / "run")], tiny.load, CPU)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pack_of_which_one_cannot_begin_lets_go_of_the_others(tmp_path):
+    trained((tiny.recipe(), tmp_path / "b"), **until(3))
+    jobs = [(tiny.recipe(), tmp_path / "a"), (tiny.recipe(seed=1), tmp_path / "b")]
+    with pytest.raises(MismatchError, match="seed: 0, 1"):
+        prepare(jobs, tiny.load, CPU, resume=True)
+    trained((tiny.recipe(), tmp_path / "a"), resume=True)
+    assert Run(tmp_path / "a").finished
+
+
+def test_a_run_folder_holds_nothing_that_a_pickle_begins_with(tmp_path):
+    trained((GROW, tmp_path / "run"))
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".jsonl", ".safetensors", ".lock"}
+    for path in files:
+        content = path.read_bytes()
+        assert content[:1] != b"\x80"  # the opcode that says a pickle's protocol
+        assert not content.startswith(b"PK")  # the archive that torch.save writes
+        if path.suffix == ".safetensors":
+            length = int.from_bytes(content[:8], "little")
+            assert isinstance(json.loads(content[8 : 8 + length]), dict)
+        elif path.suffix == ".json":
+            json.loads(content)
+    # outputs and gallery, one file a snapshot, two states, and nothing half-written
+    assert sorted(path.parent.name for path in files if path.suffix == ".safetensors") == [
+        *["run"] * 2,
+        *["snapshots"] * 4,
+        *["state"] * 2,
+    ]
+
+
+# killed
+
+
+class Killer:
+    """Counts the steps and the file operations of a process, and ends it by SIGKILL at one of them."""
+
+    def __init__(self, at):
+        self.count, self.at = 0, at
+        TrainingStep.__call__ = self.counted(TrainingStep.__call__)
+        for owner, name in ((os, "open"), (os, "fsync"), (os, "replace"), (Path, "unlink"), (Path, "mkdir")):
+            setattr(owner, name, self.counted(getattr(owner, name)))
+        durable.open = runs.open = self.opened
+
+    def counted(self, function):
+        def operation(*args, **kwargs):
+            self.tick()
+            return function(*args, **kwargs)
+
+        return operation
+
+    def tick(self):
+        self.count += 1
+        if self.count == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def opened(self, *args, **kwargs):
+        self.tick()
+        return Halfway(builtins.open(*args, **kwargs), self.tick)
+
+
+class Halfway:
+    """A file whose writes can be cut in the middle."""
+
+    def __init__(self, file, tick):
+        self.file, self.tick = file, tick
+
+    def write(self, data):
+        half = len(data) // 2
+        written = self.file.write(data[:half])
+        self.file.flush()
+        self.tick()
+        return written + self.file.write(data[half:])
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __iter__(self):
+        return iter(self.file)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+def forked(path, recipe, at=-1):
+    """Train in a process of its own, killed at an operation; how many there were, or 0 where it was killed."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            killer = Killer(at)
+            training_module._BURST_STEPS = 2
+            [training] = trained((recipe, path), resume=True, state_seconds=-1.0)
+            assert training.finished
+            os.write(writer, str(killer.count).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    status = os.waitpid(child, 0)[1]
+    counted = os.read(reader, 20)
+    os.close(reader)
+    assert os.WEXITSTATUS(status) == 0 if counted else os.WTERMSIG(status) == signal.SIGKILL, status
+    return int(counted or 0)
+
+
+def kill_at_random(folder, recipe, kills):
+    """One run, killed so often at random and each time resumed; 60 operations are two steps and their state."""
+    assert forked(folder / "whole", recipe)
+    rng, reached = random.Random(0), []
+    for _ in range(kills):
+        assert not forked(folder / "run", recipe, at=rng.randint(1, 150)), f"finished after {len(reached)} kills"
+        state = Run(folder / "run").state()
+        reached.append(0 if state is None else state.completed)
+    assert forked(folder / "run", recipe)
+    assert_same(folder / "run", folder / "whole")
+    assert reached == sorted(reached)
+    assert reached[-1] > recipe.schedule(32).total_steps // 2, reached
+    print(kills, "kills survived")
+
+
+def kill_at_each(folder, recipe):
+    """As many runs as there are operations in one, each killed at another and resumed."""
+    total = forked(folder / "whole", recipe)
+    for at in range(1, total + 1):
+        assert not forked(folder / f"{at}", recipe, at)
+        assert forked(folder / f"{at}", recipe)
+        assert_same(folder / f"{at}", folder / "whole")
+    print(total, "kills survived")
+
+
+def in_a_process(call, tmp_path):
+    """From a process without threads, so that it can fork."""
+    code = (
+        "import sys; from pathlib import Path; sys.path[:0] = [sys.argv[1], sys.argv[1] + '/engine']; "
+        "import torch, torch._dynamo; torch.set_num_threads(1); "  # imported once, not in every fork
+        f"import test_training; folder = Path(sys.argv[2]); test_training.{call}"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("kills survived\n"), done.stderr[-3000:]
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+@needs_fork
+def test_a_run_killed_ten_times_ends_as_the_one_never_killed(tmp_path):
+    in_a_process("kill_at_random(folder, test_training.GROW, kills=10)", tmp_path)
+
+
+@needs_fork
+@pytest.mark.long
+def test_a_run_killed_fifty_times_ends_as_the_one_never_killed(tmp_path):
+    in_a_process("kill_at_random(folder, test_training.LONGER, kills=50)", tmp_path)
+
+
+@needs_fork
+@pytest.mark.long
+def test_a_run_killed_at_any_of_its_operations_ends_as_the_one_never_killed(tmp_path):
+    in_a_process("kill_at_each(folder, test_training.SHORTER)", tmp_path)

@@ -1,0 +1,490 @@
+"""What goes into the ledger, against loops over the outputs by hand; what comes out of it, and what is refused."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from snapens import Snapshots
+from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
+from snapens.lab.paper import cells as paper
+from snapens.lab.paper import ledger
+from snapens.lab.paper.entry import Entry, Exit, Joint
+from snapens.lab.records import source
+from snapens.lab.records.curves import Between, Line
+from snapens.lab.records.run import Run
+
+SNAPSHOT = paper.find("densenet40-cifar100-snapshot-0.2").recipe
+SINGLE = paper.find("densenet40-cifar100-single").recipe
+LABELS = np.random.default_rng(0).integers(0, 10, 40)
+MADE = {"pack": 4, "device": "NVIDIA H200", "torch": "2.11.0", "snapens": "0.1.0"}
+
+
+@pytest.fixture(autouse=True)
+def data_sets_of_forty_test_images(monkeypatch):
+    monkeypatch.setattr(paper, "TEST_IMAGES", dict.fromkeys(paper.TEST_IMAGES, 40))
+
+
+def finished(folder, recipe=SNAPSHOT, labels=LABELS, trained=7, **last_words):
+    """A run folder as the engine leaves it, its outputs drawn at random."""
+    path = folder / paper.run_name(recipe)
+    path.mkdir(parents=True)
+    run, steps = Run(path), recipe.schedule(paper.images(recipe)).snapshot_steps
+    run.begin(recipe, tiny.data().described())
+    rng = torch.Generator().manual_seed(recipe.seed)
+    store = Snapshots(path)
+    store.open_to_write()
+    for step in steps:
+        logits = 2 * torch.randn(len(labels), 10, generator=rng) + 2 * torch.eye(10)[torch.from_numpy(labels)]
+        run.add_outputs(step, {"test": (logits.log_softmax(-1).half(), torch.from_numpy(labels))})
+        store.commit(step, {"weight": torch.full((2,), float(step))})
+    store.close()
+    for k in range(trained):
+        run.note("trained", step=k, epoch=k / 2, lr=0.1 / (k + 1), loss=2.0 ** -min(k, 20), seconds=1.0)
+    run.note("finished", step=steps[-1], **{"seconds": 468.75, **MADE, **last_words})
+    return run
+
+
+def softmax(run):
+    """(members, examples, classes), in float64."""
+    p = np.exp(run.outputs().log_probabilities.astype(np.float64))
+    return p / p.sum(-1, keepdims=True)
+
+
+def percent(p, labels=LABELS):
+    """By a loop over the examples."""
+    return 100 * sum(int(np.argmax(row) != label) for row, label in zip(p, labels, strict=True)) / len(labels)
+
+
+def test_an_entry_says_what_the_members_are_worth_alone_and_together(tmp_path):
+    run = finished(tmp_path)
+    path = ledger.record(run, tmp_path / "results", "3f2a91c")
+    entry = ledger.entries(tmp_path / "results")[path.stem]
+    p, m = softmax(run), SNAPSHOT.cycles
+    assert path.name == "densenet40-cifar100-snapshot-0.2-seed0.json"
+    assert entry.snapshot_percent == pytest.approx([percent(member) for member in p], abs=1e-4)
+    assert entry.last_percent == pytest.approx([percent(p[-k:].mean(0)) for k in range(1, m + 1)], abs=1e-4)
+    assert entry.first_percent == pytest.approx([percent(p[:k].mean(0)) for k in range(1, m + 1)], abs=1e-4)
+    nll = [-np.mean([np.log(p[-k:].mean(0)[i, label]) for i, label in enumerate(LABELS)]) for k in range(1, m + 1)]
+    assert entry.last_nll == pytest.approx(nll, abs=1e-5)
+    assert len(set(entry.last_percent)) > 2  # or the tests above say little
+    for a in range(m):
+        for b in range(m):
+            together = np.corrcoef(p[a].ravel(), p[b].ravel())[0, 1]
+            assert entry.correlation[a][b] == pytest.approx(together, abs=1e-5)
+            assert entry.disagreement[a][b] == pytest.approx(np.mean(p[a].argmax(-1) != p[b].argmax(-1)), abs=1e-5)
+
+
+def test_an_entry_says_what_made_it(tmp_path):
+    entry = Entry.of_run(finished(tmp_path, replace(SNAPSHOT, seed=3)), "3f2a91c")
+    assert {"pack": entry.pack, **vars(entry.origin)} == {"commit": "3f2a91c", **MADE}
+    assert entry.recipe == replace(SNAPSHOT, seed=3)
+    assert entry.name == "densenet40-cifar100-snapshot-0.2-seed3"
+    assert (entry.seconds, entry.test_images) == (468.75, 40)
+    assert entry.images_per_second == 300 * 50_000 // 64 * 64 / 468.75
+    assert entry.snapshot_epochs == pytest.approx((50, 100, 150, 200, 250, 300), abs=0.01)
+
+
+def test_the_confidence_of_an_ensemble_is_that_of_the_calibration_error_by_hand(tmp_path):
+    run = finished(tmp_path)
+    for k, found in enumerate(Entry.of_run(run, "c").last_ece, 1):
+        p, total = softmax(run)[-k:].mean(0), 0.0
+        for low in np.arange(15) / 15:
+            rows = [row for row in range(len(LABELS)) if low < p[row].max() <= low + 1 / 15]
+            total += abs(sum((p[row].argmax() == LABELS[row]) - p[row].max() for row in rows)) / len(LABELS)
+        assert found == pytest.approx(total, abs=1e-5)
+
+
+def test_early_exit_asks_the_last_member_first_and_stops_when_the_mean_is_sure(tmp_path):
+    run = finished(tmp_path)
+    p, entry = softmax(run), Entry.of_run(run, "c")
+    for found in entry.early_exit:
+        used, wrong = [], 0
+        for i, label in enumerate(LABELS):
+            for k in range(1, len(p) + 1):
+                mean = p[-k:, i].mean(0)
+                if mean.max() >= found.threshold:
+                    break
+            used.append(k)
+            wrong += int(mean.argmax() != label)
+        assert found == Exit(found.threshold, round(100 * wrong / 40, 4), round(float(np.mean(used)), 4))
+    means = [found.mean_members for found in entry.early_exit]
+    assert means == sorted(means)
+    assert means[0] < means[-1]
+
+
+def test_losses_are_kept_with_their_rates_thinned_to_300_points(tmp_path):
+    short = Entry.of_run(finished(tmp_path / "short"), "c").losses
+    assert short.epoch == (0, 0.5, 1, 1.5, 2, 2.5, 3)
+    assert short.loss == (1, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625)
+    assert short.lr == pytest.approx([0.1 / k for k in range(1, 8)], rel=1e-4)
+    long = Entry.of_run(finished(tmp_path / "long", trained=1001), "c").losses
+    assert {len(values) for values in vars(long).values()} == {300}
+    assert (long.epoch[0], long.epoch[-1]) == (0, 500)
+    assert max(np.diff(long.epoch)) <= 2  # evenly: every third or fourth of 1,001 half epochs
+
+
+def test_the_lines_between_snapshots_are_kept_where_they_were_measured(tmp_path):
+    run = finished(tmp_path)
+    assert Entry.of_run(run, "c").between is None
+    path = ledger.record(run, tmp_path / "results", "c")
+    lines = Between((0.0, 0.5, 1.0), tuple(Line(k, (20, 90, 30), (20, 25, 30)) for k in (1, 5)), "images")
+    run.keep_curves(lines)
+    assert ledger.record(run, tmp_path / "results", "c") == path  # they may come later
+    assert ledger.entries(tmp_path / "results")[path.stem].between == lines
+    run.keep_curves(replace(lines, estimated_from="other images"))
+    with pytest.raises(StoreError, match="now has other between: remove"):
+        ledger.record(run, tmp_path / "results", "c")
+
+
+def test_a_run_of_one_snapshot_has_an_entry(tmp_path):
+    cell = paper.find("resnet50-imagenet-single")
+    run = finished(tmp_path, cell.recipe)
+    path = ledger.record(run, tmp_path / "results", "c")
+    entries = ledger.entries(tmp_path / "results")
+    assert entries[path.stem].correlation == ((1,),)
+    assert ledger.measured(cell, entries) == [percent(softmax(run)[0])]
+
+
+def test_what_is_read_is_what_was_recorded(tmp_path):
+    runs = [finished(tmp_path, replace(SINGLE, seed=seed)) for seed in (0, 1)]
+    runs[0].keep_curves(Between((0.0, 0.5, 1.0), (), "images"))
+    for run in runs:
+        ledger.record(run, tmp_path / "results", "c")
+    ledger.record_together(runs, tmp_path / "results")
+    found = ledger.entries(tmp_path / "results")
+    assert [found[run.path.name] for run in runs] == [Entry.of_run(run, "c") for run in runs]
+    assert sorted(found) == [
+        "densenet40-cifar100-single-seed0",
+        "densenet40-cifar100-single-seed1",
+        "densenet40-cifar100-single-x2-seeds0-1",
+    ]
+    assert ledger.entries(tmp_path / "nowhere") == {}
+    assert all(path.stat().st_size < 100_000 for path in (tmp_path / "results").iterdir())
+
+
+def lose_the_last_snapshot(run):
+    store = Snapshots(run.path)
+    store.open_to_write(resume=True)
+    *kept, _ = store.steps
+    store.rewind(kept[-1])
+    store.commit(kept[-1] + 1, {"weight": torch.zeros(2)})
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "message"),
+    [
+        (lambda run: (run.path / "log.jsonl").write_text(""), StoreError, "run must be finished to be recorded, got"),
+        (lambda run: (run.path / "recipe.json").unlink(), StoreError, "run must be a folder that holds recipe.json"),
+        (lose_the_last_snapshot, DamagedError, "must hold 6 snapshots, the last at step 234375"),
+        (lambda run: (run.path / "curves.json").write_text("{}"), DamagedError, "curves.json must be what snapens"),
+        (
+            lambda run: run.note("trained", epoch=1),
+            DamagedError,
+            "log.jsonl must be what snapens wrote",
+        ),
+        (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be what snapens wrote"),
+        (lambda run: run.note("finished", seconds=1.0), DamagedError, "must be what snapens wrote, got KeyError"),
+        (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be what snapens"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_refused(tmp_path, spoil, kind, message):
+    run = finished(tmp_path)
+    spoil(run)
+    with pytest.raises(kind, match=message):
+        ledger.record(Run(run.path), tmp_path / "results", "c")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_recipe_that_is_no_cells_is_refused_and_any_seed_is_taken(tmp_path):
+    assert ledger.record(finished(tmp_path, replace(SINGLE, seed=123_456)), tmp_path / "results", "c").exists()
+    for change in ({"lr": 0.3}, {"weight_decay": 5e-4}, {"held_out": 500}, {"epochs": 299}):
+        run = finished(tmp_path / str(change), replace(SINGLE, **change))
+        with pytest.raises(
+            ArgumentError, match=r"run must be of a recipe of the paper's, whatever the seed, got .*list"
+        ):
+            ledger.record(run, tmp_path / "results", "c")
+
+
+@pytest.mark.parametrize("words", ["", "two\nlines", "\x1b[31mred", "Grafikkarte für alle", "x" * 201])
+def test_names_that_are_not_plain_words_are_refused(tmp_path, words):
+    with pytest.raises(ArgumentError, match="device must be one line of at most 200 printable ASCII characters, got"):
+        ledger.record(finished(tmp_path, device=words), tmp_path, "c")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ArgumentError, match="commit must be one line"):
+        ledger.record(finished(tmp_path / "other"), tmp_path, words)
+
+
+def test_a_result_stays_unless_it_is_said_to_be_overwritten(tmp_path):
+    results = tmp_path / "results"
+    path = ledger.record(finished(tmp_path / "a"), results, "first")
+    before, run = path.read_bytes(), Run(tmp_path / "a" / path.stem)
+    assert ledger.record(run, results, "first") == path
+    with pytest.raises(
+        StoreError, match=r"must not change, but .*-seed0 now has other origin: remove .*\(--overwrite\)"
+    ):
+        ledger.record(run, results, "second")
+    assert path.read_bytes() == before
+    other = finished(tmp_path / "b", labels=LABELS[::-1].copy(), seconds=9.0)
+    with pytest.raises(
+        StoreError, match=r"must not change, but .*-seed0 now has other .*last_percent.*, seconds.*: remove"
+    ):
+        ledger.record(other, results, "first")
+    assert path.read_bytes() == before
+    ledger.record(other, results, "third", overwrite=True)
+    assert ledger.entries(results)[path.stem] == Entry.of_run(other, "third")
+    assert [file.name for file in results.iterdir()] == [path.name]
+
+
+def test_a_commit_of_other_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "digest_at", {"first": "a", "second": "b", "unknown": None}.get)
+    run, mixed = finished(tmp_path, sources="a"), finished(tmp_path, SINGLE, sources="a b")
+    for wrong in ((run, "second"), (mixed, "first"), (mixed, "second")):
+        with pytest.raises(
+            MismatchError, match=r"commit must be that of the code which trained .*, but \w+ is of other"
+        ):
+            ledger.record(wrong[0], tmp_path / "results", wrong[1])
+    assert not (tmp_path / "results").exists()
+    ledger.record(run, tmp_path / "results", "first")
+    ledger.record(mixed, tmp_path / "results", "unknown")  # git cannot tell: the caller's word
+    ledger.record(finished(tmp_path, replace(SINGLE, seed=1)), tmp_path / "results", "second")  # nor can an old log
+
+
+def test_a_disk_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: make room, or choose"):
+        ledger.record(finished(tmp_path), tmp_path / "results", "c")
+
+
+def test_what_cannot_be_read_is_not_what_is_not_there(tmp_path):
+    run, results, loop = finished(tmp_path), tmp_path / "results", tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(StoreError, match=r"loop could not be read \(.*\): check who may read it"):
+        ledger.entries(loop)
+    ledger.record(run, results, "c").unlink()
+    (results / f"{run.path.name}.json").mkdir()
+    for ask in (lambda: ledger.entries(results), lambda: ledger.record(run, results, "c")):
+        with pytest.raises(StoreError, match=r"seed0\.json could not be read \(.*\): check who may read it"):
+            ask()
+    assert ledger.entries(tmp_path / "none") == {}
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Three fully trained models and two Snapshot Ensembles, and the ledger that knows them."""
+    singles = [finished(tmp_path, replace(SINGLE, seed=seed)) for seed in range(3)]
+    snapshots = [finished(tmp_path, replace(SNAPSHOT, seed=seed)) for seed in range(2)]
+    for run in (*singles, *snapshots):
+        ledger.record(run, tmp_path / "results", f"commit{run.recipe.seed}")
+    return singles, snapshots, tmp_path / "results"
+
+
+def test_several_runs_together_are_the_mean_of_their_softmax(recorded):
+    singles, snapshots, results = recorded
+    kept = ledger.record_together([*singles, *snapshots], results)
+    assert sorted(path.stem for path in kept) == [
+        "densenet40-cifar100-single-x2-seeds0-1",
+        "densenet40-cifar100-single-x3-seeds0-2",
+        "densenet40-cifar100-snapshot-0.2-x2-seeds0-1",
+    ]
+    entries = ledger.entries(results)
+    for cell, members in {
+        "densenet40-cifar100-single-x2": [softmax(run)[-1:] for run in singles[:2]],
+        "densenet40-cifar100-single-x3": [softmax(run)[-1:] for run in singles],
+        "densenet40-cifar100-snapshot-0.2-x2": [softmax(run) for run in snapshots],
+    }.items():
+        together = percent(np.concatenate(members).mean(0))
+        assert ledger.measured(paper.find(cell), entries) == pytest.approx([together], abs=1e-4)
+    joint = entries["densenet40-cifar100-single-x3-seeds0-2"]
+    assert joint.runs == tuple(run.path.name for run in singles)
+    assert [origin.commit for origin in joint.origins] == ["commit0", "commit1", "commit2"]
+    assert (joint.seconds, joint.test_images) == (3 * 468.75, 40)
+    assert ledger.origins(paper.find(joint.cell), entries) == list(joint.origins)
+    two = ledger.origins(paper.find("densenet40-cifar100-single-x2"), entries)
+    assert [origin.commit for origin in two] == ["commit0", "commit1"]
+    alone = ledger.origins(paper.find("densenet40-cifar100-snapshot-0.2"), entries)
+    assert [origin.commit for origin in alone] == ["commit0", "commit1"]
+
+
+def test_a_set_of_runs_is_recorded_when_all_of_it_is_there_and_in_the_ledger(recorded):
+    singles, _, results = recorded
+    assert ledger.record_together(singles[1:], results) == []
+    (results / "densenet40-cifar100-single-seed0.json").unlink()
+    assert ledger.record_together(singles, results) == []
+    assert ledger.record_together([], results) == []
+    assert ledger.record_together([finished(results.parent, replace(SINGLE, seed=1 << 62))], results) == []
+
+
+def test_a_run_that_is_overwritten_takes_what_it_had_a_part_in_with_it(recorded):
+    singles, snapshots, results = recorded
+    ledger.record_together([*singles, *snapshots], results)
+    ledger.record(singles[2], results, "another", overwrite=True)
+    joints = [name for name, entry in ledger.entries(results).items() if isinstance(entry, Joint)]
+    assert joints == ["densenet40-cifar100-single-x2-seeds0-1", "densenet40-cifar100-snapshot-0.2-x2-seeds0-1"]
+    ledger.record_together(singles, results)
+    again = ledger.entries(results)["densenet40-cifar100-single-x3-seeds0-2"]
+    assert [origin.commit for origin in again.origins] == ["commit0", "commit1", "another"]
+    ledger.record(singles[0], results, "commit0")  # nothing new
+    assert ledger.entries(results)[again.name] == again
+    ledger.record(singles[0], results, "another", overwrite=True)
+    joints = [name for name, entry in ledger.entries(results).items() if isinstance(entry, Joint)]
+    assert joints == ["densenet40-cifar100-snapshot-0.2-x2-seeds0-1"]
+
+
+def test_a_number_of_runs_that_are_gone_or_others_is_refused(recorded):
+    singles, _, results = recorded
+    ledger.record_together(singles, results)
+    joints = sorted(path.stem for path in results.glob("*-x?-*"))
+    path = results / "densenet40-cifar100-single-seed1.json"
+    content = path.read_text()
+    for damage in (path.unlink, lambda: path.write_text(content.replace("commit1", "another"))):
+        damage()
+        with pytest.raises(
+            DamagedError,
+            match=rf"must hold the runs .* but not those of {joints[0]}.json, {joints[1]}.json: remove these",
+        ):
+            ledger.entries(results)
+    path.write_text(content)
+    assert sorted(name for name, found in ledger.entries(results).items() if isinstance(found, Joint)) == joints
+    path.unlink()
+    ledger.record(singles[1], results, "another")  # a new result: the old numbers are gone
+    assert not any(isinstance(found, Joint) for found in ledger.entries(results).values())
+
+
+def test_test_images_of_another_number_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "TEST_IMAGES", {**paper.TEST_IMAGES, "cifar100": 10_000})
+    with pytest.raises(ArgumentError, match="test_images must be the 10,000 of cifar100, got 40"):
+        ledger.record(finished(tmp_path), tmp_path / "results", "c")
+
+
+def test_repetitions_have_no_seed_in_common(recorded, tmp_path):
+    singles, _, results = recorded
+    run = finished(tmp_path, replace(SINGLE, seed=3))
+    ledger.record(run, results, "c")
+    kept = ledger.record_together([*singles, run], results)
+    assert [path.stem for path in kept if "-x2-" in path.stem] == [
+        "densenet40-cifar100-single-x2-seeds0-1",
+        "densenet40-cifar100-single-x2-seeds2-3",
+    ]
+    assert len(ledger.measured(paper.find("densenet40-cifar100-single-x2"), ledger.entries(results))) == 2
+
+
+def test_runs_on_other_test_images_are_not_averaged(tmp_path):
+    runs = [finished(tmp_path, SINGLE), finished(tmp_path, replace(SINGLE, seed=1), labels=(LABELS + 1) % 10)]
+    for run in runs:
+        ledger.record(run, tmp_path / "results", "c")
+    with pytest.raises(
+        MismatchError, match="runs must have been tested on the same images in the same order, but those of"
+    ):
+        ledger.record_together(runs, tmp_path / "results")
+
+
+def test_cells_read_what_is_theirs_of_every_seed(recorded):
+    singles, snapshots, results = recorded
+    entries = ledger.entries(results)
+    last, every = ([percent(of(softmax(run))) for run in singles] for of in (lambda p: p[-1], lambda p: p.mean(0)))
+    assert ledger.measured(paper.find("densenet40-cifar100-single"), entries) == pytest.approx(last, abs=1e-4)
+    assert ledger.measured(paper.find("densenet40-cifar100-nocycle"), entries) == pytest.approx(every, abs=1e-4)
+    ours = [percent(softmax(run).mean(0)) for run in snapshots]
+    for name in ("densenet40-cifar100-snapshot-0.2", "densenet40-cifar100-m6"):  # two cells of one recipe
+        assert ledger.measured(paper.find(name), entries) == pytest.approx(ours, abs=1e-4)
+    assert ledger.measured(paper.find("densenet40-cifar100-snapshot-0.1"), entries) == []
+    assert ledger.measured(paper.find("densenet40-cifar100-single-x2"), entries) == []
+    seeds = [entry.recipe.seed for entry in ledger.runs_of(paper.find("densenet40-cifar100-single"), entries)]
+    assert seeds == [0, 1, 2]
+
+
+def changed(**changes):
+    return lambda text: json.dumps({**json.loads(text), **changes})
+
+
+def lines(**changes):
+    line = {"snapshot": 1, "interpolated_percent": [1.0] * 3, "estimated_percent": [1.0] * 3}
+    return {"last_share": [0.0, 0.5, 1.0], "lines": [{**line, **changes}], "estimated_from": "images"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:-10], "Expecting|delimiter|Unterminated"),
+        (lambda text: "[]", "format None instead of 1"),
+        (changed(format=True), "format True instead of 1"),
+        (changed(format=2), "format 2, of which this snapens knows only 1: take a newer one"),
+        (changed(kind="rumour"), "kind must be one of run, runs together, got 'rumour'"),
+        (changed(kind=["run"]), "kind must be one of"),
+        (changed(more=1), "entry must be an object of recipe, origin, seconds"),
+        (changed(recipe={"lr": "high"}), "lr must be of type float"),
+        (changed(recipe=vars(replace(SNAPSHOT, seed=9))), "the name must be that of its content, .*-seed9"),
+        (changed(seconds="long"), "seconds must be float, got 'long'"),
+        (changed(seconds=True), "seconds must be float, got 'True'"),
+        (changed(test_images=1.5), "test_images must be int"),
+        (changed(last_percent=[1.0]), "an entry must have 6 numbers, one for each snapshot"),
+        (changed(last_percent=7), "last_percent must be"),
+        (changed(correlation=[[1.0]] * 6), "an entry must have 6 numbers"),
+        (changed(losses={"epoch": [1.0], "lr": [], "loss": []}), "losses must have as many epochs as rates"),
+        (changed(between=lines(snapshot=6)), "a line must be of an earlier snapshot"),
+        (changed(between=lines(estimated_percent=[])), "a line must have a percentage for each of 3 shares"),
+        (changed(test_images=41), "test_images must be the 40 of cifar100, got 41"),
+        (changed(snapshot_percent=[1.0, 2.0, 3.0, 4.0, 5.0, 101.0]), "errors must be between 0 and 100 percent"),
+        (changed(early_exit=[{"threshold": 0.5, "error_percent": -1.0, "mean_members": 1.0}]), "errors must be"),
+        (changed(last_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one must have that snapshot's error"),
+        (changed(first_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one must have that snapshot's error"),
+        (changed(last_ece=[1.5] * 6), "must be in their ranges"),
+        (changed(correlation=[[-1.5] * 6] * 6), "must be in their ranges"),
+        (changed(disagreement=[[1.5] * 6] * 6), "must be in their ranges"),
+        (changed(last_nll=[-1.0] * 6), "must be in their ranges"),
+        (changed(seconds=-1.0), "must be in their ranges"),
+        (changed(pack=0), "must be in their ranges"),
+        (lambda text: text.replace('"seconds": 468.75', '"seconds": 1e999'), "seconds must be float, got 'inf'"),
+        (lambda text: text.replace('"seconds": 468.75', '"seconds": NaN'), "NaN is not JSON"),
+        (lambda text: text.replace('"seconds": 468.75', '"seconds": 1' + "0" * 400), "too large"),
+        (lambda text: text.replace('"seconds": 468.75', '"seconds": 1, "seconds": 2'), "a key that stands twice"),
+        (lambda text: text.replace("NVIDIA H200", "<b>\\u0007"), "device must be one line"),
+        (lambda text: "[" * 100_000, "recursion"),
+    ],
+)
+def test_a_file_that_is_no_entry_is_refused(tmp_path, change, message):
+    path = ledger.record(finished(tmp_path), tmp_path / "results", "c")
+    text = change(path.read_text())
+    assert text != path.read_text()
+    path.write_text(text)
+    with pytest.raises(DamagedError, match=rf"seed0\.json must be an entry of the ledger, got .*({message})"):
+        ledger.entries(tmp_path / "results")
+    with pytest.raises(DamagedError):
+        ledger.record(Run(tmp_path / path.stem), tmp_path / "results", "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cell": "densenet40-cifar100-single-x9"}, "cell must be a known one"),
+        ({"repetition": -1}, "runs must be those of repetition -1"),
+        ({"runs": ("a", "b")}, "runs must be those of repetition 0 of densenet40-cifar100-single-x2, got"),
+        ({"origins": ()}, "origins must be one for each of 2 runs, got 0"),
+    ],
+)
+def test_a_number_of_several_runs_is_of_the_cells_own_runs(recorded, changes, message):
+    singles, _, results = recorded
+    ledger.record_together(singles, results)
+    joint = ledger.entries(results)["densenet40-cifar100-single-x2-seeds0-1"]
+    assert isinstance(joint, Joint)
+    with pytest.raises(ArgumentError, match=message):
+        replace(joint, **changes)
+
+
+def test_the_ledger_is_read_without_torch(tmp_path):
+    ledger.record(finished(tmp_path), tmp_path / "results", "c")
+    code = (
+        "import sys; from pathlib import Path; from snapens.lab.paper import cells as paper, ledger\n"
+        "paper.TEST_IMAGES['cifar100'] = 40\n"
+        f"entries = ledger.entries(Path({str(tmp_path / 'results')!r}))\n"
+        "assert len(ledger.measured(paper.find('densenet40-cifar100-m6'), entries)) == 1\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
