@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
@@ -276,7 +275,6 @@ def _peak(group: dict[str, Any]) -> float:
 def _description(schedule: Schedule) -> dict[str, Any]:
     """The type, steps and parameters of a schedule, as plain values that JSON keeps."""
     steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
-    names = fields(schedule) if is_dataclass(schedule) else ()
-    values = {field.name: getattr(schedule, field.name) for field in names}
+    values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
     plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
     return {"type": type(schedule).__name__, **plain, **steps}

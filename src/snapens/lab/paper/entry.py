@@ -129,7 +129,7 @@ class Entry:
         steps, total = run.snapshots.steps, recipe.schedule(paper.images(recipe)).total_steps
         if len(steps) != recipe.cycles or steps[-1] != total:  # where cycles end between is as it was recorded
             raise DamagedError(
-                f"{run.path} must hold {recipe.cycles} snapshots, the last at step {total}, got steps {steps}: train it again"
+                f"{run.path} must hold {recipe.cycles} snapshots, the last at step {total}, got {steps}: train it again"
             )
         outputs = run.outputs()
         try:
