@@ -1,4 +1,4 @@
-"""Two processes on this machine: every rank steps, rank 0 alone writes, an error of its is raised on all."""
+"""Two processes on this machine: every rank steps, only rank 0 writes, and its errors are raised on all ranks."""
 
 import os
 import socket
@@ -26,29 +26,32 @@ def train(model, ensembler, steps):
         ensembler.step()
 
 
-def refused(error, action, words):
+def rejected(error, action, words):
     with pytest.raises(error, match=words):
         action()
 
 
 def rendezvous():
-    """A free address of this machine's."""
+    """A free address on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
-def rank_main(rank, address, path, scenario):
+def rank_main(rank, address, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    torch.manual_seed(rank)
-    model = DistributedDataParallel(Net())
-    if scenario == "compiled":
-        model = torch.compile(model, backend="eager")
-    scenarios[scenario](rank, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), path)
-    dist.barrier()  # rank 0 keeps the store that the others still talk to
+    for name, scenario in scenarios.items():
+        torch.manual_seed(rank)
+        model = DistributedDataParallel(Net())
+        if name == "compiled":
+            model = torch.compile(model, backend="eager")
+        (path / name).mkdir(exist_ok=True)
+        scenario(rank, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), path / name)
+        dist.barrier()  # rank 0 holds the store that the other ranks still use
+    (path / f"rank {rank} has finished").touch()
     dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may abort an interpreter that they outlive (pytorch/pytorch#179291)
+    os._exit(0)  # threads of gloo that outlive the interpreter may abort it (pytorch/pytorch#179291)
 
 
 def plain(rank, model, optimizer, path):
@@ -81,32 +84,33 @@ def fresh(rank, model, optimizer, path):
 
 def errors(rank, model, optimizer, path):
     (path / "file").touch()
-    refused(StoreError, lambda: SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "file"), "can be written")
+    rejected(StoreError, lambda: SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "file"), "can be written")
     ensembler = SnapshotEnsembler(model, optimizer, SCHEDULE)
     train(model, ensembler, 1)
     with torch.no_grad():
         model.module.head.bias.fill_(torch.nan)
-    refused(NonFiniteError, ensembler.step, "head.bias")
+    rejected(NonFiniteError, ensembler.step, "head.bias")
     with torch.no_grad():
         model.module.head.bias.zero_()
     assert ensembler.step() == 2
     if rank == 0:
         assert ensembler.ensemble().steps == (2,)
     else:
-        refused(ArgumentError, ensembler.ensemble, "memory is that of rank 0 alone")
+        rejected(ArgumentError, ensembler.ensemble, "got memory, which only rank 0 has")
 
 
 scenarios = {"plain": plain, "compiled": plain, "fresh": fresh, "errors": errors}
 
 
-@pytest.mark.parametrize("scenario", scenarios)
-def test_two_ranks(scenario, tmp_path):
-    mp.spawn(rank_main, args=(rendezvous(), tmp_path, scenario), nprocs=2)
+def test_two_ranks(tmp_path):
+    """All scenarios share two processes, because starting these takes longer than the scenarios."""
+    mp.spawn(rank_main, args=(rendezvous(), tmp_path), nprocs=2)
+    assert {path.name for path in tmp_path.glob("rank *")} == {"rank 0 has finished", "rank 1 has finished"}
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_fsdp_is_refused():
+def test_fsdp_is_rejected():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 

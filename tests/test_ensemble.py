@@ -1,6 +1,7 @@
 import copy
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from snapens import Ensemble, Snapshots
+from snapens.batches import arguments
 from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.weights import tensors
 
@@ -21,7 +23,7 @@ def trained(make, steps=(4, 8, 12), path=None, **options):
     networks = []
     for step in steps:
         network = make()
-        for value in network.state_dict().values():  # nothing in common
+        for value in network.state_dict().values():  # no two tensors are equal
             value.add_(torch.rand_like(value, dtype=torch.float32)) if value.is_floating_point() else value.add_(step)
         store.commit(step, tensors(network))
         networks.append(network.eval())
@@ -73,7 +75,7 @@ def test_a_thousand_random_ensembles_equal_a_float64_loop():
         assert np.abs(ensemble(x).numpy() - expected / total).max() <= 1e-6
 
 
-def test_the_mean_is_of_probabilities_over_the_last_members(make_net, path, resident):
+def test_the_result_is_the_mean_of_the_last_members_probabilities(make_net, path, resident):
     store, networks = trained(make_net, path=path)
     ensemble = Ensemble(store, make_net(), resident=resident)
     for last in (3, 1, 2, 3):
@@ -96,7 +98,7 @@ def test_each_member_has_its_own_batchnorm_statistics(make_net, resident):
     assert not torch.allclose(each[0], each[1])
 
 
-def test_anytime_is_the_running_mean_from_the_last_backwards(make_net, resident):
+def test_anytime_is_the_running_mean_newest_member_first(make_net, resident):
     store, networks = trained(make_net)
     seen = list(Ensemble(store, make_net(), resident=resident).anytime(X))
     assert [k for k, _ in seen] == [1, 2, 3]
@@ -105,7 +107,7 @@ def test_anytime_is_the_running_mean_from_the_last_backwards(make_net, resident)
     assert torch.is_grad_enabled()
 
 
-def test_anytime_can_be_left_early_and_reads_no_further_member(make_net, tmp_path):
+def test_anytime_can_stop_early_and_reads_no_further_member(make_net, tmp_path):
     store, networks = trained(make_net, path=tmp_path / "run")
     ensemble = Ensemble(store, make_net(), resident=False)
     next((tmp_path / "run/snapshots").glob("step-000000004-*")).unlink()
@@ -115,7 +117,7 @@ def test_anytime_can_be_left_early_and_reads_no_further_member(make_net, tmp_pat
     torch.testing.assert_close(probabilities.double(), mean_of(networks[-2:]), atol=1e-6, rtol=0)
 
 
-def test_weights_are_one_a_snapshot_oldest_first(make_net):
+def test_there_is_one_weight_per_snapshot_oldest_first(make_net):
     store, networks = trained(make_net)
     expected = (3 * mean_of(networks[1:2]) + mean_of(networks[2:])) / 4
     ensemble = Ensemble(store, make_net(), weights=[100, 3, 1], last=2)
@@ -123,7 +125,7 @@ def test_weights_are_one_a_snapshot_oldest_first(make_net):
     torch.testing.assert_close(ensemble.predict([X]).double(), expected, atol=1e-6, rtol=0)
 
 
-def test_a_weight_of_zero_leaves_a_member_out(make_net):
+def test_a_weight_of_zero_excludes_a_member(make_net):
     store, networks = trained(make_net)
     ensemble = Ensemble(store, make_net(), weights=[1, 1, 0])
     assert [k for k, _ in ensemble.anytime(X)] == [2, 3]
@@ -132,7 +134,7 @@ def test_a_weight_of_zero_leaves_a_member_out(make_net):
         ensemble.last = 1
 
 
-def test_bf16_snapshots_feed_a_float32_model(make_net, resident):
+def test_bf16_snapshots_load_into_a_float32_model(make_net, resident):
     store, networks = trained(make_net, dtype=torch.bfloat16)
     ensemble = Ensemble(store, make_net(), resident=resident)
     assert ensemble(X).dtype == torch.float32
@@ -143,7 +145,7 @@ def test_bf16_snapshots_feed_a_float32_model(make_net, resident):
 
 
 class Shaped(nn.Module):
-    """Its one weight, in whatever shape and wrapping the test needs."""
+    """Returns its only weight, in the shape and the wrapper that a test needs."""
 
     def __init__(self, value, wrap=lambda t: t):
         super().__init__()
@@ -179,12 +181,12 @@ def test_regression_averages_the_outputs_themselves():
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A), activation=None)(), (A + B) / 2)
 
 
-def test_segmentation_has_its_classes_first():
+def test_dim_chooses_the_dimension_of_the_classes_as_in_segmentation():
     expected = (A.softmax(1) + B.softmax(1)) / 2
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A), dim=1)(), expected)
 
 
-def test_any_activation():
+def test_any_callable_is_an_activation():
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A), activation=torch.sigmoid)(), (A.sigmoid() + B.sigmoid()) / 2)
 
 
@@ -200,7 +202,7 @@ def test_logits_are_found_in_objects_and_mappings(wrap):
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A, wrap))(), expected)
 
 
-def test_a_mapping_of_several_heads_gives_one(make_net):
+def test_a_mapping_of_several_heads_gives_a_mapping_of_means(make_net):
     ensemble = Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t[:1]}))
     both = ensemble()
     assert torch.allclose(both["b"], (A[:1].softmax(-1) + B[:1].softmax(-1)) / 2)
@@ -214,7 +216,7 @@ def test_keyword_arguments_reach_the_members():
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A))(scale=2.0), expected)
 
 
-def test_an_output_without_scores_is_refused():
+def test_an_output_without_scores_is_rejected():
     with pytest.raises(ArgumentError, match=r"a mapping of tensors or something with \.logits, got tuple"):
         Ensemble(pair(A, B), Shaped(A, lambda t: (t, t)))()
 
@@ -240,6 +242,56 @@ def test_predict_takes_mappings_as_keywords_and_tuples_as_arguments():
     assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: (batch,)), ensemble(3.0))
 
 
+class Batch(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+class Inputs(NamedTuple):
+    left: torch.Tensor
+    to: torch.Tensor  # not the method that moves a tensor
+
+
+class Product(nn.Module):
+    """Returns its only weight, multiplied by two arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(3))
+
+    def forward(self, left, right):
+        return self.value * left * right
+
+
+def test_the_first_field_of_a_named_tuple_is_the_input(make_net):
+    store, _ = trained(make_net)
+    ensemble = Ensemble(store, make_net())
+    examples = [Batch(x, torch.tensor(0)) for x in X]
+    loader = DataLoader(examples, 4)
+    assert isinstance(next(iter(loader)), Batch)
+    assert torch.allclose(ensemble.predict(loader), ensemble(X), atol=1e-7)
+    assert torch.allclose(ensemble.predict([Batch(X, torch.zeros(10))]), ensemble(X), atol=1e-7)
+
+
+def test_a_named_tuple_of_inputs_is_several_arguments():
+    ensemble = Ensemble(pair(torch.ones(3), torch.zeros(3)), Product(), activation=None)
+    inputs = Inputs(torch.full((2, 1), 4.0), torch.full((2, 1), 3.0))
+    expected = torch.full((2, 3), 6.0)  # half of 1 * 4 * 3
+    assert torch.equal(ensemble.predict([(inputs, "label")]), expected)
+    assert torch.equal(ensemble.predict([Batch(inputs, "label")]), expected)
+    assert torch.equal(ensemble.predict([inputs], inputs=lambda batch: batch), expected)
+
+
+def test_moving_to_a_device_keeps_the_type_of_a_named_tuple():
+    moved = Batch(Inputs(torch.ones(1), torch.ones(1)), [torch.ones(1), "text"])
+    (found,), _ = arguments([moved], torch.device("meta"))
+    (found,) = found
+    assert type(found) is Batch
+    assert type(found.image) is Inputs
+    assert type(found.label) is list
+    assert {found.image.left.device.type, found.image.to.device.type, found.label[0].device.type} == {"meta"}
+
+
 def test_predict_loads_each_member_once(make_net, tmp_path, monkeypatch):
     store, _ = trained(make_net, path=tmp_path)
     ensemble = Ensemble(store, make_net(), resident=False)
@@ -249,7 +301,7 @@ def test_predict_loads_each_member_once(make_net, tmp_path, monkeypatch):
     assert reads.count("head.weight") == 2  # the newest is loaded already; the other two are read once
 
 
-def test_streaming_swaps_only_what_differs(tmp_path, monkeypatch):
+def test_streaming_reads_only_tensors_that_differ(tmp_path, monkeypatch):
     store = Snapshots(tmp_path)
     store.open_to_write()
     for step in (1, 2, 3):
@@ -326,22 +378,22 @@ class Shrinking:
         (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
         (TensorDataset(X), "got TensorDataset: pass a DataLoader"),
         (DataLoader(TensorDataset(X), batch_sampler=BatchSampler(RandomSampler(X), 5, False)), "got a RandomSampler"),
-        (Shrinking([X[:5], X[:1], X[:5]]), "the same batches for every member"),
+        (Shrinking([X[:5], X[:1], X[:5]]), "the same batches, at least one, for every member"),
         (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False"),
-        (Shrinking([X, X]), "the same batches for every member"),
-        ([], "and at least one"),
+        (Shrinking([X, X]), "the same batches, at least one, for every member"),
+        ([], "at least one"),
     ],
 )
-def test_a_loader_that_would_mix_up_examples_is_refused(make_net, loader, words):
+def test_a_loader_that_would_mix_up_examples_is_rejected(make_net, loader, words):
     store, _ = trained(make_net)
     with pytest.raises(ArgumentError, match=words):
         Ensemble(store, make_net()).predict(loader)
 
 
-# what it leaves alone
+# what it does not change
 
 
-def test_the_users_model_and_its_mode_are_untouched(make_net, resident):
+def test_the_users_model_and_its_mode_do_not_change(make_net, resident):
     store, _ = trained(make_net)
     model = make_net().train()
     model.head.eval()
@@ -374,7 +426,7 @@ def test_gradients_reach_the_input_and_no_parameter(make_net):
     assert not ensemble(X).requires_grad
 
 
-def test_loading_needs_only_the_folder_and_an_instance(make_net, tmp_path):
+def test_loading_needs_only_the_folder_and_an_instance_of_the_model(make_net, tmp_path):
     _, networks = trained(make_net, path=tmp_path / "run")
     wrapped = torch.compile(make_net(), backend="eager")
     ensemble = Ensemble.load(tmp_path / "run", wrapped, last=2, device="cpu")
@@ -383,7 +435,7 @@ def test_loading_needs_only_the_folder_and_an_instance(make_net, tmp_path):
     assert torch.equal(Ensemble.load(Snapshots(tmp_path / "run"), make_net(), last=2)(X), ensemble(X))
 
 
-def test_models_with_compiled_children_load_and_are_loaded(make_net):
+def test_models_with_compiled_children_can_be_loaded(make_net):
     store, networks = trained(make_net)
     model = make_net()
     model.mix = torch.compile(model.mix, backend="eager")
@@ -445,7 +497,7 @@ def test_more_members_are_read_when_last_is_raised(make_net, tmp_path):
     torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
 
 
-def test_a_member_that_cannot_be_read_is_never_half_used(make_net, tmp_path):
+def test_a_member_that_cannot_be_read_is_never_used_in_part(make_net, tmp_path):
     store, networks = trained(make_net, path=tmp_path)
     ensemble = Ensemble(store, make_net(), resident=False)
     damaged = next((tmp_path / "snapshots").glob("step-000000008-*"))
@@ -457,7 +509,7 @@ def test_a_member_that_cannot_be_read_is_never_half_used(make_net, tmp_path):
     torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
 
 
-# what it refuses
+# what it rejects
 
 
 def edited(make_net, change):
@@ -476,15 +528,15 @@ def edited(make_net, change):
         (lambda s: s.update({"head.bias": torch.ones(4)}), r"got head.bias has shape \(4,\), the model's is \(3,\)"),
         (lambda s: s.update({"head.bias": torch.ones(3, dtype=torch.int64)}), "head.bias has dtype torch.int64"),
         (lambda s: s.update({"norm.num_batches_tracked": torch.tensor(1, dtype=torch.int32)}), "dtype torch.int32"),
-        (lambda s: s.update({"mix.weight": torch.ones(8, 8)}), "mix.weight is tied to again.weight in the model alone"),
+        (lambda s: s.update({"mix.weight": torch.ones(8, 8)}), "mix.weight is tied to again.weight in the model only"),
     ],
 )
-def test_a_snapshot_of_another_architecture_is_refused_precisely(make_net, change, words):
+def test_a_snapshot_of_another_architecture_is_rejected_with_the_difference(make_net, change, words):
     with pytest.raises(MismatchError, match=words):
         Ensemble(edited(make_net, change), make_net())
 
 
-def test_a_long_list_of_differences_is_cut(make_net):
+def test_a_long_list_of_differences_is_shortened(make_net):
     store = Snapshots()
     store.commit(1, {f"t{k}": torch.ones(1) for k in range(30)})
     with pytest.raises(MismatchError, match="and 31 more"):
@@ -492,10 +544,10 @@ def test_a_long_list_of_differences_is_cut(make_net):
 
 
 @pytest.mark.parametrize("last", [0, 4, -1, 1.0, True + 3])
-def test_last_out_of_range_is_refused_and_changes_nothing(make_net, last):
+def test_last_out_of_range_is_rejected_and_changes_nothing(make_net, last):
     store, _ = trained(make_net)
     ensemble = Ensemble(store, make_net(), last=2)
-    with pytest.raises(ArgumentError, match=r"last must be between 1 and 3 \(the members there are\), got"):
+    with pytest.raises(ArgumentError, match=r"last must be between 1 and 3 \(the number of members\), got"):
         ensemble.last = last
     assert ensemble.last == 2
 
@@ -519,13 +571,17 @@ class Uncopyable(nn.Linear):
         (lambda store, net: Ensemble(store, net, weights=[0, 0, 0]), "weights must not all be 0"),
         (lambda store, net: Ensemble(store, net.to("meta")), "on the meta device"),
         (lambda store, net: Ensemble(store, type(net)), "model must be an instance of the architecture, got <class"),
+        (lambda store, net: Ensemble.load("memory://b/x", net), "path must be a local folder, got the URL"),
         (lambda store, net: Ensemble("runs/a", net), "got 'runs/a': use Ensemble.load for a path"),
         (lambda store, net: Ensemble(store, net, activation={"a": None}), "activation must be 'softmax', None or"),
         (lambda store, net: Ensemble(store, net, resident=False)(X.clone().requires_grad_()), "resident must be True"),
-        (lambda store, net: Ensemble(store, Uncopyable(1, 1)), "copy.deepcopy can copy, got only leaves can be copied"),
+        (
+            lambda store, net: Ensemble(store, Uncopyable(1, 1)),
+            "model must support copy.deepcopy, got only leaves can be copied: pass another instance",
+        ),
     ],
 )
-def test_bad_arguments_are_refused(make_net, build, words):
+def test_bad_arguments_are_rejected(make_net, build, words):
     store, _ = trained(make_net)
     with pytest.raises(ArgumentError) as caught:
         build(store, make_net())

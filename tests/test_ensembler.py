@@ -2,6 +2,7 @@ import copy
 import io
 import logging
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def train(model, optimizer, ensembler, steps):
 
 
 def saved(state):
-    """Through a checkpoint file that may hold plain values and tensors only."""
+    """The state after a round trip through a file with plain values and tensors only."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -52,7 +53,7 @@ def saved(state):
 # the loop
 
 
-def test_snapshots_are_the_weights_at_the_minima_and_step_says_so(net):
+def test_snapshots_are_the_weights_at_the_minima_and_step_returns_their_steps(net):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     returned, rates, states = train(net, optimizer, ensembler, 12)
@@ -79,7 +80,7 @@ def test_the_ensemble_of_a_run_is_made_of_its_last_snapshots(net, tmp_path):
     assert torch.equal(Ensemble.load(tmp_path / "run", net, last=2)(x), ensemble(x))
 
 
-def test_an_ensemble_can_be_had_in_the_middle_of_training(net):
+def test_an_ensemble_is_available_during_training(net):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 5)
@@ -87,12 +88,12 @@ def test_an_ensemble_can_be_had_in_the_middle_of_training(net):
     assert ensembler.completed == 5
 
 
-def test_a_step_beyond_the_last_is_an_error_and_keeps_nothing_twice(net):
+def test_a_step_beyond_the_last_is_an_error_and_stores_nothing(net):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 12)
     assert optimizer.param_groups[0]["lr"] == 0.0
-    with pytest.raises(FinishedError, match=r"at most total_steps=12 times: .* not once a micro-batch"):
+    with pytest.raises(FinishedError, match=r"at most total_steps=12 times: .* not once per micro-batch"):
         ensembler.step()
     assert ensembler.snapshots.steps == (4, 8, 12)
 
@@ -116,7 +117,7 @@ def test_groups_keep_their_own_peaks_and_tensor_rates_stay_the_same_tensor(net):
     assert optimizer.param_groups[1]["lr"] is held
 
 
-def test_a_group_added_on_the_way_follows_with_a_peak_of_its_own(net):
+def test_a_group_that_is_added_later_follows_with_its_own_peak(net):
     optimizer = torch.optim.SGD([net.head.weight], lr=0.1)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 4)
@@ -125,7 +126,7 @@ def test_a_group_added_on_the_way_follows_with_a_peak_of_its_own(net):
     assert rates[1] == [0.1 * SCHEDULE(5), 0.03 * SCHEDULE(5)]
 
 
-def test_groups_added_to_an_optimizer_with_one_tensor_for_all_rates_have_peaks_of_their_own(net):
+def test_groups_added_to_an_optimizer_with_one_tensor_for_all_rates_have_their_own_peaks(net):
     optimizer = torch.optim.SGD([net.head.weight], lr=torch.tensor(0.5))
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 2)
@@ -136,7 +137,7 @@ def test_groups_added_to_an_optimizer_with_one_tensor_for_all_rates_have_peaks_o
     assert rates[1] == pytest.approx([0.5 * SCHEDULE(5)] * 3)
 
 
-def test_initial_lr_left_by_an_earlier_run_is_the_peak_as_for_torchs_schedulers(net):
+def test_initial_lr_of_an_earlier_run_is_the_peak_as_for_torchs_schedulers(net):
     optimizer = sgd(net)
     train(net, optimizer, SnapshotEnsembler(net, optimizer, SCHEDULE), 12)
     assert optimizer.param_groups[0]["lr"] == 0.0
@@ -144,7 +145,62 @@ def test_initial_lr_left_by_an_earlier_run_is_the_peak_as_for_torchs_schedulers(
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_drive_lr_false_leaves_the_rate_alone(net):
+def test_a_group_with_a_rate_of_0_stays_frozen(net):
+    groups = [{"params": [net.module.weight], "lr": 0.0}, {"params": [net.head.weight], "lr": 0.1}]
+    optimizer = torch.optim.SGD(groups)
+    before = net.module.weight.clone()
+    _, rates, _ = train(net, optimizer, SnapshotEnsembler(net, optimizer, SCHEDULE), 12)
+    assert [frozen for frozen, _ in rates] == [0.0] * 12
+    assert torch.equal(net.module.weight, before)
+
+
+WARNING = "something else changed it"
+
+
+def test_a_second_scheduler_is_reported_once(net, caplog):
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
+    train(net, optimizer, ensembler, 2)
+    assert WARNING not in caplog.text
+    for _ in range(3):
+        optimizer.param_groups[0]["lr"] = 0.025
+        train(net, optimizer, ensembler, 1)
+    assert caplog.text.count(WARNING) == 1
+    assert "set to 0.05, but something else changed it to 0.025, and step() will overwrite it: remove" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_scheduler_of_torch_is_reported(net, caplog):
+    optimizer = sgd(net)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
+    for _ in range(12):
+        train(net, optimizer, ensembler, 1)
+        scheduler.step()
+    assert caplog.text.count(WARNING) == 1
+
+
+def test_checkpoints_new_groups_and_tensor_rates_are_not_mistaken_for_a_second_scheduler(net, caplog):
+    optimizer = torch.optim.SGD([{"params": [net.head.weight], "lr": 0.1}, {"params": [net.head.bias], "lr": 0.2}])
+    optimizer.param_groups[1]["lr"] = torch.tensor(0.2)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
+    train(net, optimizer, ensembler, 2)
+    saved_state, states = optimizer.state_dict(), ensembler.state_dict()
+    train(net, optimizer, ensembler, 1)
+    optimizer.load_state_dict(saved_state)  # without the state of the ensembler
+    train(net, optimizer, ensembler, 1)
+    optimizer.load_state_dict(saved_state)
+    ensembler.load_state_dict(states)
+    train(net, optimizer, ensembler, 1)
+    optimizer.param_groups[0]["lr"] = 0.3  # a checkpoint that is loaded into the groups themselves
+    ensembler.load_state_dict(states)
+    optimizer.add_param_group({"params": [net.module.weight], "lr": 0.05})
+    optimizer.param_groups[1]["lr"].fill_(0.7)
+    train(net, optimizer, ensembler, 3)
+    assert WARNING not in caplog.text
+
+
+def test_drive_lr_false_does_not_change_the_rate(net):
     optimizer = sgd(net, lr=0.0)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, drive_lr=False)
     returned, rates, _ = train(net, optimizer, ensembler, 12)
@@ -161,14 +217,14 @@ def test_a_step_decay_keeps_equally_spaced_snapshots_and_never_restarts(net):
     assert restarts == []
 
 
-def test_the_log_says_which_steps_are_kept(net, caplog):
+def test_the_log_says_at_which_steps_snapshots_are_stored(net, caplog):
     with caplog.at_level(logging.INFO, logger="snapens"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE)
     assert "snapshot_steps=(4, 8, 12)" in caplog.text
     assert "peak rates [0.1]" in caplog.text
 
 
-def test_every_call_counts_a_skipped_update_of_a_grad_scaler_too(net):
+def test_every_call_counts_also_after_an_update_that_a_grad_scaler_skipped(net):
     optimizer, scaler = sgd(net), torch.amp.GradScaler("cpu", init_scale=2.0**10)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     skipped = 0
@@ -185,7 +241,7 @@ def test_every_call_counts_a_skipped_update_of_a_grad_scaler_too(net):
     assert ensembler.snapshots.steps == (4, 8, 12)
 
 
-def test_compiled_models_are_kept_under_their_plain_names(net):
+def test_compiled_models_are_stored_under_their_plain_names(net):
     compiled = torch.compile(net, backend="eager")
     optimizer = sgd(compiled)
     ensembler = SnapshotEnsembler(compiled, optimizer, CyclicCosine(2, 1))
@@ -195,10 +251,10 @@ def test_compiled_models_are_kept_under_their_plain_names(net):
     assert torch.allclose(ensembler.ensemble()(x), net.eval()(x).softmax(-1))
 
 
-# what is kept, and what a restart does
+# what is stored, and what a restart does
 
 
-def test_keep_names_the_module_whose_state_is_kept(net, make_net):
+def test_keep_is_the_module_that_is_stored(net, make_net):
     ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, CyclicCosine(2, 1), keep=ema)
@@ -251,7 +307,46 @@ def test_fresh_weights_begin_each_cycle_but_never_change_a_snapshot(make_net):
     assert len(made) == 2
 
 
-def test_fresh_weights_of_another_architecture_are_refused(net):
+def averaging(net, optimizer, ensembler, ema, steps):
+    for _ in range(steps):
+        net(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.update_parameters(net)
+        ensembler.step()
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_fresh_weights_restart_the_average_that_is_kept(make_net, use_buffers):
+    net, fresh = make_net(), make_net()
+    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=use_buffers)
+    optimizer = sgd(net, lr=1e-9)  # the weights hardly move: the average is that of the start of a cycle
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, keep=ema, on_restart=fresh_weights(lambda: fresh))
+    averaging(net, optimizer, ensembler, ema, 4)
+    assert ema.n_averaged == 0
+    assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in tensors(ema).items())
+    averaging(net, optimizer, ensembler, ema, 4)
+    torch.testing.assert_close(ensembler.snapshots.load(8)["head.weight"], fresh.head.weight.detach())
+
+
+def test_fresh_weights_work_with_a_part_of_the_model_as_keep(make_net):
+    net = make_net()
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, keep=net.head, on_restart=fresh_weights(make_net))
+    train(net, optimizer, ensembler, 12)
+    assert ensembler.snapshots.load(12).keys() == {"weight", "bias"}
+
+
+def test_fresh_weights_reject_a_kept_module_with_other_tensors(make_net):
+    net = make_net()
+    optimizer = sgd(net)
+    wrapper = nn.ModuleDict({"ema": copy.deepcopy(net)})
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, keep=wrapper, on_restart=fresh_weights(make_net))
+    with pytest.raises(MismatchError, match=r"keep must have the tensors of the model .*, such as keep=ema.module"):
+        train(net, optimizer, ensembler, 4)
+
+
+def test_fresh_weights_of_another_architecture_are_rejected(net):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, on_restart=fresh_weights(lambda: nn.Linear(1, 1)))
     with pytest.raises(MismatchError, match="factory must build the architecture"):
@@ -271,7 +366,7 @@ def test_on_restart_runs_after_the_commit_and_at_the_peak(net):
     assert seen == [(4, 4, 0.1), (8, 8, 0.1)]
 
 
-# weights gone bad
+# weights that are not finite
 
 
 def poisoned(net, optimizer, ensembler):
@@ -291,15 +386,15 @@ def test_a_nan_stops_the_run_and_loses_nothing(net, tmp_path):
     with torch.no_grad():
         net.head.bias[0] = 0.0
     assert ensembler.completed == 7
-    assert ensembler.step() == 8  # the call that failed can be made again
+    assert ensembler.step() == 8  # the call that failed can be repeated
 
 
-def test_skip_leaves_the_snapshot_out_and_says_so(net, caplog):
+def test_skip_omits_the_snapshot_and_logs_a_warning(net, caplog):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, on_nonfinite="skip")
     poisoned(net, optimizer, ensembler)
     assert ensembler.step() is None
-    assert "no snapshot is kept at step 8" in caplog.text
+    assert "no snapshot is stored at step 8" in caplog.text
     assert ensembler.snapshots.steps == (4,)
     assert ensembler.completed == 8
 
@@ -317,7 +412,7 @@ def test_the_state_is_plain_values_and_loads_with_weights_only(net, tmp_path):
     assert state["held"] == {}
 
 
-def test_a_memory_store_travels_in_the_checkpoint_and_stays_shared(make_net):
+def test_a_checkpoint_contains_a_memory_store_and_tensors_stay_shared(make_net):
     net = make_net()
     net.module.requires_grad_(False)
     optimizer = sgd(net.head)
@@ -331,14 +426,14 @@ def test_a_memory_store_travels_in_the_checkpoint_and_stays_shared(make_net):
     assert again.snapshots.entries(4)["module.weight"] == again.snapshots.entries(8)["module.weight"]
 
 
-def test_the_rate_and_peaks_come_back_whatever_is_loaded_first(make_net):
+def test_the_rate_and_the_peaks_are_restored_in_any_order_of_loading(make_net):
     net = make_net()
     optimizer = sgd(net, lr=0.2)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 6)
     states = saved({"optimizer": optimizer.state_dict(), "ensembler": ensembler.state_dict()})
     for optimizer_first in (True, False):
-        fresh = sgd(net, lr=0.7)  # another peak than the checkpoint's
+        fresh = sgd(net, lr=0.7)  # not the peak of the checkpoint
         if optimizer_first:
             fresh.load_state_dict(states["optimizer"])
         again = SnapshotEnsembler(net, fresh, SCHEDULE)
@@ -360,14 +455,14 @@ def test_resuming_without_a_checkpoint_replaces_nothing(net, tmp_path):
     assert Snapshots(tmp_path).steps == (4,)
 
 
-def test_resume_is_fine_with_an_empty_folder(net, tmp_path):
+def test_resume_accepts_an_empty_folder(net, tmp_path):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path / "new", resume=True)
     train(net, optimizer, ensembler, 12)
     assert ensembler.snapshots.steps == (4, 8, 12)
 
 
-def test_a_folder_that_holds_another_run_is_refused(make_net, tmp_path):
+def test_a_folder_that_holds_another_run_is_rejected(make_net, tmp_path):
     net = make_net()
     states = {}
     for name in ("a", "b"):
@@ -384,14 +479,14 @@ def test_a_folder_that_holds_another_run_is_refused(make_net, tmp_path):
     assert again.snapshots.steps == (4,)
 
 
-def test_a_checkpoint_of_another_schedule_is_refused(net):
+def test_a_checkpoint_of_another_schedule_is_rejected(net):
     state = SnapshotEnsembler(net, sgd(net), SCHEDULE).state_dict()
     other = SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 2))
     with pytest.raises(MismatchError, match=r"schedule must be .* checkpoint, .*'cycles': 3.*, got .*'cycles': 2"):
         other.load_state_dict(state)
 
 
-def test_a_folder_that_lost_a_snapshot_of_the_checkpoint_is_refused(net, tmp_path):
+def test_a_folder_that_lost_a_snapshot_of_the_checkpoint_is_rejected(net, tmp_path):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
     train(net, optimizer, ensembler, 5)
@@ -401,7 +496,7 @@ def test_a_folder_that_lost_a_snapshot_of_the_checkpoint_is_refused(net, tmp_pat
         ensembler.load_state_dict(state)
 
 
-def test_a_checkpoint_of_a_path_that_was_left_is_refused(net, tmp_path):
+def test_a_checkpoint_of_an_abandoned_course_of_training_is_rejected(net, tmp_path):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
     train(net, optimizer, ensembler, 3)
@@ -409,13 +504,13 @@ def test_a_checkpoint_of_a_path_that_was_left_is_refused(net, tmp_path):
     train(net, optimizer, ensembler, 2)
     late = ensembler.state_dict()
     ensembler.load_state_dict(early)
-    train(net, optimizer, ensembler, 2)  # keeps step 4 of another path
+    train(net, optimizer, ensembler, 2)  # stores another snapshot at step 4
     with pytest.raises(MismatchError, match=r"lost or replaced \[4\]"):
         ensembler.load_state_dict(late)
     assert ensembler.snapshots.steps == (4,)
 
 
-def test_a_schedule_of_your_own_resumes_in_another_process(net):
+def test_a_users_own_schedule_resumes_in_another_process(net):
     class Own(Schedule):
         total_steps, snapshot_steps, restart_steps = 4, (2, 4), (2,)
 
@@ -426,29 +521,35 @@ def test_a_schedule_of_your_own_resumes_in_another_process(net):
     SnapshotEnsembler(net, sgd(net), Own()).load_state_dict(state)
 
 
-# what is refused
+# what is rejected
 
 
-@pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_that_is_not_positive_and_finite_is_refused_before_anything_is_made(net, tmp_path, lr):
+@pytest.mark.parametrize(
+    ("lr", "rule"),
+    [
+        (-1.0, r"lr must be a finite number of at least 0 in every group, got -1.0: set it, or pass drive_lr=False"),
+        (math.nan, "at least 0 in every group, got nan"),
+        (math.inf, "at least 0 in every group, got inf"),
+        (0.0, "lr must be greater than 0 in at least one group, got 0 in all of them"),
+    ],
+)
+def test_a_rate_that_cannot_train_is_rejected_before_a_folder_is_made(net, tmp_path, lr, rule):
     optimizer = sgd(net)
     optimizer.param_groups[0]["lr"] = lr
-    with pytest.raises(
-        ArgumentError, match=r"lr must be a finite number greater than 0 in every group, got .*drive_lr=False"
-    ):
+    with pytest.raises(ArgumentError, match=rule):
         SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert "initial_lr" not in optimizer.param_groups[0]
 
 
-def test_weights_that_could_never_be_kept_are_refused_at_the_start(net, tmp_path):
+def test_weights_that_can_never_be_stored_are_rejected_at_the_start(net, tmp_path):
     net.register_buffer("mask", torch.full((2,), -math.inf))
     with pytest.raises(NonFiniteError, match=r"at step 0 in mask: .*persistent=False"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_snapshot_steps_of_your_own_must_ascend_to_the_end(net):
+def test_snapshot_steps_of_a_users_own_schedule_must_ascend_to_the_end(net):
     class Own(StepDecay):
         snapshot_steps = (2, 6)
 
@@ -460,7 +561,7 @@ def test_snapshot_steps_of_your_own_must_ascend_to_the_end(net):
 
 
 @pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])
-def test_factors_of_your_own_must_be_finite_and_not_negative(net, factor):
+def test_factors_of_a_users_own_schedule_must_be_finite_and_not_negative(net, factor):
     class Own(Schedule):
         total_steps, snapshot_steps, restart_steps = 2, (2,), ()
 
@@ -469,11 +570,11 @@ def test_factors_of_your_own_must_be_finite_and_not_negative(net, factor):
 
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, Own())
-    with pytest.raises(ArgumentError, match="schedule must give finite factors of at least 0, got"):
+    with pytest.raises(ArgumentError, match="schedule must return finite factors of at least 0, got"):
         ensembler.step()
 
 
-def test_arguments_of_the_wrong_kind_are_refused(net):
+def test_arguments_of_the_wrong_kind_are_rejected(net):
     with pytest.raises(ArgumentError, match="model must be an instance of Module, got SGD"):
         SnapshotEnsembler(sgd(net), net, SCHEDULE)
     with pytest.raises(ArgumentError, match="schedule must be an instance of Schedule, got 100"):
@@ -482,7 +583,7 @@ def test_arguments_of_the_wrong_kind_are_refused(net):
         SnapshotEnsembler(net, sgd(net), SCHEDULE).load_state_dict({"a": 1})
 
 
-def test_a_finished_run_lets_go_of_its_folder_and_can_still_be_taken_back(net, tmp_path):
+def test_a_finished_run_releases_its_folder_and_can_return_to_a_checkpoint(net, tmp_path):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
     train(net, optimizer, ensembler, 9)
@@ -498,16 +599,40 @@ def test_a_finished_run_lets_go_of_its_folder_and_can_still_be_taken_back(net, t
     assert ensembler.ensemble().steps == Snapshots(tmp_path).steps == (4, 8, 12)
 
 
-def test_a_run_that_is_closed_can_be_begun_anew_in_the_same_process(net, tmp_path):
+def test_a_run_that_was_closed_can_start_again_in_the_same_process(net, tmp_path):
     SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path).close()
     SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
 
 
-def test_an_optimizer_of_another_model_is_refused(net):
+def test_an_optimizer_of_another_model_is_rejected(net):
     with pytest.raises(ArgumentError, match="optimizer must hold parameters of model"):
         SnapshotEnsembler(net, sgd(copy.deepcopy(net)), SCHEDULE)
 
 
-def test_an_unknown_on_nonfinite_is_refused(net):
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("url", ["memory://b/x", "s3://bucket/run", "file:///tmp/run", "HTTPS://host/run"])
+def test_a_url_is_rejected_as_a_store_and_no_folder_is_made(net, tmp_path, monkeypatch, url, kind):
+    monkeypatch.chdir(tmp_path)
+    for use in (Snapshots, lambda store: SnapshotEnsembler(net, sgd(net), SCHEDULE, store=store)):
+        with pytest.raises(
+            ArgumentError, match=r"path must be a local folder, got the URL '.*': choose a local folder"
+        ):
+            use(kind(url))
+    assert not list(tmp_path.iterdir())
+    Snapshots("runs:a/b")  # a colon alone does not make a URL
+
+
+def test_an_unknown_on_nonfinite_is_rejected(net):
     with pytest.raises(ArgumentError, match="on_nonfinite must be 'raise' or 'skip', got 'ignore'"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, on_nonfinite="ignore")
+
+
+def test_a_finished_checkpoint_with_other_cycles_loads_and_an_unfinished_one_is_rejected_with_a_remedy(net):
+    """Earlier versions cut the last cycle short where M does not divide T."""
+    state = SnapshotEnsembler(net, sgd(net), CyclicCosine(11, 3)).state_dict()
+    state["schedule"] = "CyclicCosine(total_steps=11, cycles=3, …, snapshot_steps=(4, 8, 11))"
+    ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(11, 3))
+    with pytest.raises(MismatchError, match="an earlier version began with cycles of unequal length with that version"):
+        ensembler.load_state_dict(state)
+    ensembler.load_state_dict({**state, "completed": 11})
+    assert ensembler.completed == 11

@@ -26,18 +26,19 @@ class Interrupted:
 
     def __init__(self, patch, at, action, after=False):
         self.count, self.at, self.action, self.after = 0, at, action, after
-        for owner, name in ((os, "open"), (os, "fsync"), (os, "replace"), (Path, "unlink"), (Path, "glob")):
+        for owner, name in ((os, "open"), (os, "fsync"), (os, "replace"), (Path, "unlink"), (os, "scandir")):
             patch(owner, name, self.counted(getattr(owner, name)))
         opened = self.counted(builtins.open)
-        patch(durable, "open", lambda *args: self.watched(opened(*args)))
+        patch(durable, "open", lambda *args, **options: self.watched(opened(*args, **options)))
 
     def counted(self, function):
         def operation(*args, **kwargs):
             self.count += 1
-            if self.count == self.at and not self.after:
+            hit = self.count == self.at  # an operation may consist of others
+            if hit and not self.after:
                 self.action()
             result = function(*args, **kwargs)
-            if self.count == self.at and self.after:
+            if hit and self.after:
                 self.action()
             return result
 
@@ -55,6 +56,8 @@ class Interrupted:
 
 
 class Watched:
+    """A file whose writes are cut in the middle."""
+
     def __init__(self, file, write):
         self.file, self.write = file, write
 
@@ -100,7 +103,7 @@ def test_a_failure_at_each_file_operation_loses_nothing_and_can_be_repeated(tmp_
 
     count = operations(tmp_path / "count")
     assert count > 15
-    refused = 0
+    rejected = 0
     for at in range(1, count + 1):
         path = tmp_path / str(at)
         store = begun(path)
@@ -109,14 +112,14 @@ def test_a_failure_at_each_file_operation_loses_nothing_and_can_be_repeated(tmp_
             try:
                 store.commit(11, state(11))
             except StoreError as error:
-                refused += "No space left on device" in str(error)
+                rejected += "No space left on device" in str(error)
         assert_sound(path)
         if store.steps != (4, 8, 11):
             store.commit(11, state(11))
         assert Snapshots(path).steps == (4, 8, 11)
         assert_sound(path)
         store.close()
-    assert refused > 10
+    assert rejected > 10
 
 
 KILLED = """

@@ -1,26 +1,38 @@
-"""Folders and ledger entries of every earlier format: they are read, and go on, for ever.
+"""Folders and ledger entries of every format: they are read, and can be resumed, for ever.
 
-`golden/format1` was written by the code of 65ccdc6: a plain loop with a frozen and a tied tensor, its checkpoint in
-mid-cycle, a finished run of the lab, one that was interrupted at step 28 of 40, and three ledger entries of single
-runs with the joint number of two of them.
+`golden/format1` was written by the code of 65ccdc6, `golden/format2` by the commit that added it: a plain loop with a
+frozen and a tied tensor, its checkpoint in mid-cycle, a finished run of the lab, and one that was interrupted at step
+28 of 40. Format 1 also has three ledger entries of single runs with the joint number of two of them.
 """
 
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
 import tiny
 import torch
 from torch import nn
 
-from snapens import CyclicCosine, Ensemble, SnapshotEnsembler
+from snapens import CyclicCosine, Ensemble, SnapshotEnsembler, Snapshots
+from snapens.errors import DamagedError
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.paper import ledger
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
 
-FORMAT_1 = Path(__file__).parent / "golden/format1"
-EXPECTED = json.loads((FORMAT_1 / "expected.json").read_text())
+FORMAT_1, FORMAT_2 = (Path(__file__).parent / "golden" / name for name in ("format1", "format2"))
+
+
+@pytest.fixture(params=[FORMAT_1, FORMAT_2], ids=lambda path: path.name)
+def golden(request):
+    return request.param
+
+
+@pytest.fixture
+def expected(golden):
+    return json.loads((golden / "expected.json").read_text())
 
 
 class Net(nn.Module):
@@ -36,17 +48,17 @@ class Net(nn.Module):
         return self.tied(self.head(self.norm(self.frozen(x))))
 
 
-def test_the_snapshots_of_a_loop_predict_what_they_predicted():
-    expected = json.loads((FORMAT_1 / "loop.json").read_text())
-    ensemble = Ensemble.load(FORMAT_1 / "loop", Net())
+def test_the_snapshots_of_a_loop_predict_what_they_predicted(golden):
+    expected = json.loads((golden / "loop.json").read_text())
+    ensemble = Ensemble.load(golden / "loop", Net())
     assert list(ensemble.steps) == expected["steps"]
     found = ensemble(torch.tensor(expected["inputs"]))
     torch.testing.assert_close(found, torch.tensor(expected["probabilities"]))
 
 
-def test_a_checkpoint_of_a_loop_goes_on_in_its_folder(tmp_path):
-    shutil.copytree(FORMAT_1 / "loop", tmp_path / "loop")
-    state = json.loads((FORMAT_1 / "loop-checkpoint.json").read_text())
+def test_a_checkpoint_of_a_loop_is_resumed_in_its_folder(tmp_path, golden):
+    shutil.copytree(golden / "loop", tmp_path / "loop")
+    state = json.loads((golden / "loop-checkpoint.json").read_text())
     state["store"]["snapshots"] = {int(step): name for step, name in state["store"]["snapshots"].items()}
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -54,30 +66,53 @@ def test_a_checkpoint_of_a_loop_goes_on_in_its_folder(tmp_path):
     ensembler.load_state_dict(state)
     assert ensembler.completed == 3
     assert [ensembler.step() for _ in range(3)] == [4, None, 6]
-    assert ensembler.ensemble().steps == (2, 4, 6)
+    assert Ensemble.load(tmp_path / "loop", model).steps == (2, 4, 6)
+    first = Snapshots(golden / "loop").load(2)  # its tied name survives the change of the format
+    assert tiny.equal(Snapshots(tmp_path / "loop").load(2), first)
+    assert json.loads((tmp_path / "loop/manifest.json").read_text())["format"] == 2
 
 
-def test_a_finished_run_says_what_it_said():
-    run, expected = Run(FORMAT_1 / "finished"), EXPECTED["finished"]
+def test_a_finished_run_has_the_errors_it_had(golden, expected):
+    run, expected = Run(golden / "finished"), expected["finished"]
     assert run.finished
+    assert run.outputs().steps == run.snapshots.steps
     assert run.outputs().member_errors == expected["member_errors"]
     assert run.outputs().ensemble_errors == expected["ensemble_errors"]
     assert run.outputs("held_out").ensemble_errors == expected["held_out"]
     assert len(run.curves().lines) == 2
     assert gallery.read(run).pixels.shape == (20, 8, 8, 3)
+    assert run.state().completed == 24
 
 
-def test_an_interrupted_run_goes_on_to_the_snapshots_that_it_would_have_had(tmp_path):
-    shutil.copytree(FORMAT_1 / "interrupted", tmp_path / "run")
+def test_an_interrupted_run_is_resumed_to_the_snapshots_that_it_would_have_had(tmp_path, golden, expected):
+    shutil.copytree(golden / "interrupted", tmp_path / "run")
     run = Run(tmp_path / "run")
     (training,) = prepare([(run.recipe, run.path)], tiny.load, torch.device("cpu"), resume=True)
     assert training.completed == 28
     train([training])
     assert run.finished
-    assert run.outputs().member_errors == EXPECTED["interrupted"]["member_errors"]
+    assert run.outputs().member_errors == expected["interrupted"]["member_errors"]
+    for name in ("manifest.json", "state/state.json", "outputs/test.json"):
+        assert json.loads((run.path / name).read_text())["format"] == 2
+    assert (run.path / "log.jsonl").read_text().startswith('{"format": 2')
 
 
-def test_the_ledgers_entries_say_what_they_said():
+def test_altered_outputs_of_format_1_are_told_by_the_log_and_recomputed_by_a_resume(tmp_path, caplog):
+    shutil.copytree(FORMAT_1 / "interrupted", tmp_path / "run")
+    run, path = Run(tmp_path / "run"), tmp_path / "run/outputs.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        DamagedError, match=r"outputs\.safetensors must have the SHA-256 in the log, but it was altered"
+    ):
+        run.outputs()
+    prepare([(run.recipe, run.path)], tiny.load, torch.device("cpu"), resume=True)
+    assert "they are recomputed" in caplog.text
+    assert np.array_equal(run.outputs().log_probabilities, Run(FORMAT_1 / "interrupted").outputs().log_probabilities)
+
+
+def test_the_ledgers_entries_have_the_values_they_had():
     found = ledger.entries(FORMAT_1 / "ledger")
     assert found["wrn32-cifar100-snapshot-0.2-seed0"].last_percent == (23.16, 21.79, 21.11, 20.9, 20.89)
     joint = found["densenet40-cifar100-single-x2-seeds0-1"]

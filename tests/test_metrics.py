@@ -110,7 +110,7 @@ def test_tensors_of_any_float_type_are_taken(members, labels):
         (lambda: metrics.error([[2.0, -1.0]], [0]), "got -1 to 2: apply a softmax to logits, or move the classes last"),
         (lambda: metrics.nll([[0.7, 0.7]], [0]), "sum to 1"),
         (lambda: metrics.nll([[np.nan, 0.7]], [0]), "sum to 1"),
-        (lambda: metrics.error([[0.5, 0.5]], [0, 1]), "labels must be one a row"),
+        (lambda: metrics.error([[0.5, 0.5]], [0, 1]), "labels must have one entry per example"),
         (lambda: metrics.error([[0.5, 0.5]], [2]), "labels must be whole numbers from 0 to 1"),
         (lambda: metrics.error([[0.5, 0.5]] * 2, [0, 2]), "from 0 to 1, got int64 0 to 2"),
         (lambda: metrics.error([[0.5, 0.5]] * 2, [-1, 1]), "from 0 to 1, got int64 -1 to 1"),
@@ -125,7 +125,7 @@ def test_tensors_of_any_float_type_are_taken(members, labels):
         ),
     ],
 )
-def test_bad_arguments_are_refused(call, words):
+def test_bad_arguments_are_rejected(call, words):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert words in str(caught.value)

@@ -48,15 +48,26 @@ def identical(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def around_minima():
+    """Checkpoints at the start and just before, at and after a minimum, and kills after none to all later minima."""
+    return [(saved, killed) for saved in (0, 12, 13, 14, 31) for killed in (saved, 13, 22, 40) if killed >= saved]
+
+
+def anywhere():
+    rng = random.Random(0)
+    saved = [rng.randint(0, 39) for _ in range(200)]
+    return [(step, rng.randint(step, 40)) for step in saved]
+
+
+@pytest.mark.parametrize("stops", [around_minima, pytest.param(anywhere, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["folder", "memory"])
-def test_two_hundred_random_stops_lose_and_double_nothing(make_net, tmp_path, kind):
+def test_a_stop_loses_and_doubles_nothing(make_net, tmp_path, kind, stops):
+    """A run continues after its checkpoint, commits perhaps, and is lost; another process resumes the checkpoint."""
+    assert SCHEDULE.snapshot_steps == (13, 22, 31, 40)
     whole = Run(make_net, tmp_path / "whole").train(40)
     expected = {step: whole.ensembler.snapshots.load(step) for step in SCHEDULE.snapshot_steps}
-    rng = random.Random(0)
-    for _ in range(200):
+    for saved_at, killed_at in stops():
         path = tmp_path / "run" if kind == "folder" else None
-        saved_at = rng.randint(0, 39)
-        killed_at = rng.randint(saved_at, 40)  # goes on after the checkpoint, commits perhaps, and is lost
         first = Run(make_net, path).train(saved_at)
         first.save(tmp_path / "checkpoint.pt")
         first.train(killed_at).close()

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, LockedError, NonFiniteError, StoreError
-from snapens.storage import durable
+from snapens.storage import durable, manifest, tensorfile
+from snapens.storage.tensorfile import About, Spec
 from snapens.weights import tensors
 
 
@@ -137,13 +139,90 @@ def test_bf16_storage_halves_floats_and_leaves_counts_alone(tmp_path):
     assert loaded["n"] == 2**40
 
 
+def test_a_commit_visits_one_tensor_at_a_time_and_a_nan_leaves_no_file(folder):
+    visited = []
+
+    class Visited(dict):
+        def __getitem__(self, name):
+            visited.append(name)
+            return super().__getitem__(name)
+
+    folder.commit(4, Visited({"b": torch.zeros(2), "a": torch.ones(3, dtype=torch.float64)}))
+    assert visited == ["a", "b"]  # in the order of the file: wide types first
+    before = files(folder)
+    bad = {"a": torch.ones(3), "b": torch.tensor([torch.nan]), "c": torch.ones(1), "d": torch.tensor([torch.inf])}
+    with pytest.raises(NonFiniteError, match="at step 8 in b, d: lower the rate"):
+        folder.commit(8, bad)
+    assert files(folder) == before
+
+
+def test_a_name_is_reserved_before_its_snapshot_is_committed(folder):
+    name = folder.reserve(4)
+    assert folder.reserve(4) == name
+    folder.commit(4, state(1))
+    assert folder.identity["snapshots"] == {4: name}
+    assert folder.reserve(8) != folder.reserve(12)
+
+
+@pytest.mark.parametrize(("failing", "same"), [("step-", True), ("manifest.json", False)])
+def test_a_name_stays_reserved_until_a_manifest_may_have_it(folder, monkeypatch, failing, same):
+    name, publish = folder.reserve(4), durable.publish
+
+    def full(path, content):
+        written = publish(path, content)
+        if path.name.startswith(failing):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written
+
+    monkeypatch.setattr(durable, "publish", full)
+    with pytest.raises(StoreError, match="No space left"):
+        folder.commit(4, state(1))
+    monkeypatch.undo()
+    folder.commit(4, state(2))
+    assert (folder.identity["snapshots"] == {4: name}) == same
+    assert equal(Snapshots(folder.path).load(4), state(2))
+    assert len(files(folder)) == 1
+
+
+def test_a_partial_snapshot_says_so(folder):
+    folder.commit(4, state(1), partial=True)
+    folder.commit(8, state(2))
+    assert [record.partial for record in manifest.read(folder.path).value.snapshots] == [True, False]
+
+
+def test_the_manifest_grows_by_the_snapshot_and_not_by_its_tensors(folder):
+    frozen = {f"layer{k}": torch.full((2,), float(k)) for k in range(100)}
+    for step in (1, 2):
+        folder.commit(step, {**frozen, "w": torch.full((1,), float(step))})
+    before = (folder.path / "manifest.json").stat().st_size
+    folder.commit(3, {**frozen, "w": torch.full((1,), 3.0)})
+    assert (folder.path / "manifest.json").stat().st_size - before < 250
+    assert equal(Snapshots(folder.path).load(3), {**frozen, "w": torch.full((1,), 3.0)})
+
+
+def test_a_tensor_under_a_name_that_only_an_earlier_snapshot_had_is_stored_again(folder):
+    long, weight = "a" * 500, torch.ones(3)
+    folder.commit(1, {long: weight, "b": weight})
+    folder.commit(2, {"b": weight})
+    assert equal(Snapshots(folder.path).load(2), {"b": weight})
+
+
+def test_tied_names_are_loaded_as_one_tensor(store):
+    weight = torch.ones(3)
+    store.commit(4, {f"name{k}": weight for k in range(8000)})
+    loaded = store.load(4)
+    assert len(loaded) == 8000
+    assert len({id(tensor) for tensor in loaded.values()}) == 1
+
+
 def test_a_snapshot_file_is_plain_safetensors(folder, net):
     folder.commit(4, tensors(net))
     (path,) = (folder.path / "snapshots").iterdir()
     read = safetensors.torch.load_file(path)
     assert torch.equal(read["head.weight"], net.head.weight)
     manifest = json.loads((folder.path / "manifest.json").read_text())
-    assert manifest["files"][path.name]["bytes"] == path.stat().st_size
+    (record,) = manifest["snapshots"]
+    assert (record["file"], record["digest"]["bytes"]) == (path.name, path.stat().st_size)
 
 
 # readers
@@ -183,7 +262,7 @@ def test_a_reader_cannot_write(folder):
 # writers
 
 
-def test_a_folder_with_snapshots_is_refused_unless_resumed(folder):
+def test_a_folder_with_snapshots_is_rejected_unless_resumed(folder):
     folder.commit(4, state(1))
     folder.close()
     with pytest.raises(StoreError, match=r"holds those of steps 4: choose another, or resume=True"):
@@ -194,14 +273,14 @@ def test_a_folder_with_snapshots_is_refused_unless_resumed(folder):
     assert again.steps == (4, 8)
 
 
-def test_a_second_writer_in_the_process_is_refused_until_the_first_closes(folder):
+def test_a_second_writer_in_the_process_is_rejected_until_the_first_closes(folder):
     with pytest.raises(LockedError, match=r"one writer.*this process"):
         Snapshots(folder.path).open_to_write(resume=True)
     folder.close()
     Snapshots(folder.path).open_to_write()
 
 
-def test_a_refusal_leaves_no_lock_behind(folder):
+def test_a_rejection_leaves_no_lock_behind(folder):
     folder.commit(4, state(1))
     folder.close()
     with pytest.raises(StoreError) as kept_alive:
@@ -213,7 +292,7 @@ def test_a_refusal_leaves_no_lock_behind(folder):
 OTHER = "import sys; from snapens import Snapshots; Snapshots(sys.argv[1]).open_to_write(resume=True)"
 
 
-def test_a_second_writer_in_another_process_is_refused_and_the_first_named(folder):
+def test_a_second_writer_in_another_process_is_rejected_and_the_first_named(folder):
     done = subprocess.run([sys.executable, "-c", OTHER, str(folder.path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert (
@@ -274,7 +353,16 @@ def test_a_lock_that_the_system_cannot_give_is_no_second_writer(tmp_path, monkey
     assert not isinstance(caught.value, LockedError)
 
 
-def test_a_store_opened_by_hand_is_refused_like_a_folder_unless_resumed(store):
+def test_a_manifest_that_another_process_replaced_is_not_overwritten(folder):
+    folder.commit(4, state(1))
+    other = manifest.Manifest(manifest.read(folder.path).value.snapshots[:0]).encode(folder.identity["run"])
+    (folder.path / "manifest.json").write_bytes(other)  # what a second writer does after shutil.copytree dropped a lock
+    with pytest.raises(StoreError, match=r"one writer, but another process changed .*manifest\.json: stop the other"):
+        folder.commit(8, state(2))
+    assert (folder.path / "manifest.json").read_bytes() == other
+
+
+def test_a_store_opened_by_hand_is_rejected_like_a_folder_unless_resumed(store):
     store.commit(4, state(1))
     with pytest.raises(StoreError, match="without snapshots"):
         store.open_to_write()
@@ -340,7 +428,7 @@ def test_finite_weights_whose_sum_overflows_are_committed(store):
     assert store.steps == (4,)
 
 
-def test_storing_in_a_type_too_narrow_is_refused_like_an_infinity():
+def test_storing_in_a_type_too_narrow_is_rejected_like_an_infinity():
     store = Snapshots(dtype=torch.float16)
     with pytest.raises(NonFiniteError):
         store.commit(4, {"w": torch.tensor([1e6])})
@@ -364,12 +452,12 @@ def damaged(folder: Snapshots, change) -> pytest.ExceptionInfo:
     return caught
 
 
-def test_a_truncated_snapshot_is_refused_and_the_others_are_read(folder):
+def test_a_truncated_snapshot_is_rejected_and_the_others_are_read(folder):
     caught = damaged(folder, lambda path: path.write_bytes(path.read_bytes()[:-1]))
     assert "truncated or altered" in str(caught.value)
 
 
-def test_a_snapshot_with_one_bit_changed_is_refused(folder):
+def test_a_snapshot_with_one_bit_changed_is_rejected(folder):
     def flip(path: Path) -> None:
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
@@ -379,16 +467,53 @@ def test_a_snapshot_with_one_bit_changed_is_refused(folder):
 
 
 def test_a_snapshot_that_is_gone_is_named(folder):
-    assert "cannot be read" in str(damaged(folder, Path.unlink).value)
+    assert "is named in the manifest, but it is missing: restore the file" in str(damaged(folder, Path.unlink).value)
 
 
-def test_a_tensor_said_to_lie_where_it_does_not_is_refused(folder):
+def test_a_snapshot_that_the_disk_cannot_read_is_not_said_to_be_damaged(folder, monkeypatch):
+    folder.commit(4, state(4))
+    reader = Snapshots(folder.path)
+    assert reader.steps == (4,)
+    opened = os.open
+
+    def broken(path, *args):
+        if str(path).endswith(".safetensors"):
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args)
+
+    monkeypatch.setattr(os, "open", broken)
+    with pytest.raises(StoreError, match=r"could not be read \(.*Input/output error") as caught:
+        reader.load(4)
+    assert not isinstance(caught.value, DamagedError)
+
+
+@pytest.mark.parametrize("place", [("step-000000004-0123456789ab.safetensors", "frozen"), (None, "other")])
+def test_a_tensor_that_no_snapshot_holds_is_rejected(folder, place):
     for step in (4, 8):
         folder.commit(step, {"frozen": torch.ones(2), "w": torch.full((1,), step)})
-    path = folder.path / "manifest.json"
-    path.write_text(path.read_text().replace('"frozen"\n', '"other"\n'))
-    with pytest.raises(DamagedError, match="step 8 needs 'other', which"):
+    run, earlier, later = folder.identity["run"], *folder.identity["snapshots"].values()
+    specs, about = {"frozen": Spec(torch.float32, (2,))}, About(run, "snapshot", 8)
+    file, key = place[0] or earlier, place[1]
+    items = [("frozen", (file, key))]
+    digest = tensorfile.stream(folder.path / "snapshots" / later, specs, items, about, (file, key))
+    records = manifest.read(folder.path).value.snapshots
+    altered = manifest.Manifest((records[0], replace(records[1], digest=digest)))
+    (folder.path / "manifest.json").write_bytes(altered.encode(run))
+    with pytest.raises(DamagedError, match=f"step 8 needs '{key}' of {file}, which no snapshot holds: restore the fo"):
         Snapshots(folder.path).load(8)
+
+
+def test_a_snapshot_of_another_run_is_rejected_even_if_the_manifest_names_it(tmp_path, folder):
+    other = Snapshots(tmp_path / "other")
+    other.open_to_write()
+    for store in (folder, other):
+        store.commit(4, state(1))
+    foreign = manifest.read(other.path).value.snapshots
+    (name,) = files(other)
+    (folder.path / "snapshots" / name).write_bytes((other.path / "snapshots" / name).read_bytes())
+    (folder.path / "manifest.json").write_bytes(manifest.Manifest(foreign).encode(folder.identity["run"]))
+    with pytest.raises(DamagedError, match=rf"{name} must be of About\(run='{folder.identity['run']}'"):
+        Snapshots(folder.path).load(4)
 
 
 def test_a_damaged_snapshot_stops_a_resumed_run_at_its_start(folder):
@@ -433,15 +558,17 @@ print(Snapshots(sys.argv[1]).steps)
 
 def test_what_a_failed_commit_left_is_removed_before_the_next_is_written(folder, monkeypatch):
     folder.commit(4, state(4))
-    left = folder.path / "snapshots/step-000000008-0123456789ab.safetensors.part"
-    left.touch()
-    own = folder.path / "snapshots/step-000000008.safetensors"
-    own.touch()
+    names = ("step-000000008-0123456789ab.safetensors", "step-000000008-0123456789ab.safetensors.part")
+    left = [folder.path / "snapshots" / name for name in (*names, names[0] + ".ba9876543210.part")]
+    left += [folder.path / f"{name}.ba9876543210.part" for name in ("manifest.json", "manifest.previous.json")]
+    own = [folder.path / "snapshots/step-000000008.safetensors", folder.path / "report.html.ba9876543210.part"]
+    for path in (*left, *own):
+        path.touch()
     seen, publish = [], durable.publish
-    monkeypatch.setattr(durable, "publish", lambda *args: seen.append(left.exists()) or publish(*args))
+    monkeypatch.setattr(durable, "publish", lambda *args: seen.append([p.exists() for p in left]) or publish(*args))
     folder.commit(8, state(8))
-    assert seen == [False] * 3
-    assert own.exists()  # no name that we give
+    assert seen == [[False] * 5] * 3
+    assert all(path.exists() for path in own)  # names that a commit does not use
 
 
 @pytest.mark.parametrize(
@@ -464,7 +591,7 @@ def test_a_lost_manifest_is_not_begun_anew(folder, lost, remedy, resume):
     assert len(list((folder.path / "snapshots").iterdir())) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_made_is_rejected(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="store must be a folder that can be written"):
         Snapshots(tmp_path / "file" / "run").open_to_write()
@@ -475,13 +602,48 @@ def test_a_file_that_cannot_be_removed_does_not_undo_a_commit(folder, monkeypatc
         folder.commit(step, state(step))
     folder.rewind(4)
 
-    def refuse(path, **_):
+    def reject(path, **_):
         raise PermissionError(errno.EPERM, "no")
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", reject)
     folder.commit(8, state(80))
     assert "could not be removed" in caplog.text
     assert equal(Snapshots(folder.path).load(8), state(80))
+
+
+def test_two_writers_of_one_name_never_publish_a_mixture(tmp_path):
+    first, second = bytes(100_000), bytes([1]) * 100_000
+
+    def chunks():
+        yield first[:50_000]
+        assert durable.publish(tmp_path / "a", [second]).bytes == 100_000
+        assert (tmp_path / "a").read_bytes() == second
+        yield first[50_000:]
+
+    durable.publish(tmp_path / "a", chunks())
+    assert (tmp_path / "a").read_bytes() == first
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_publish_does_not_write_through_a_link_and_says_what_is_in_the_file(tmp_path, monkeypatch):
+    (tmp_path / "outside").write_bytes(b"mine")
+    monkeypatch.setattr(durable, "unique", lambda: "0123456789ab")
+    (tmp_path / "a.0123456789ab.part").symlink_to(tmp_path / "outside")
+    with pytest.raises(FileExistsError):
+        durable.publish(tmp_path / "a", [b"some"])
+    assert (tmp_path / "outside").read_bytes() == b"mine"
+
+
+def test_weights_that_change_during_a_commit_give_a_snapshot_that_can_be_read(folder, monkeypatch):
+    weight, fsync = torch.zeros(1000), os.fsync
+
+    def changing(descriptor):
+        weight.add_(1)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", changing)
+    folder.commit(4, {"w": weight})
+    assert Snapshots(folder.path).load(4)["w"].unique().tolist() == [0]
 
 
 def test_publish_leaves_no_temporary_file_when_it_fails(tmp_path):

@@ -9,7 +9,7 @@ from snapens.errors import ArgumentError
 from snapens.weights import tensors, unwrap
 
 
-def test_a_child_called_module_is_not_taken_for_a_wrapper(net):
+def test_a_child_called_module_is_not_mistaken_for_a_wrapper(net):
     assert unwrap(net) is net
     assert "module.weight" in tensors(net)
 
@@ -23,7 +23,7 @@ def test_a_child_called_module_is_not_taken_for_a_wrapper(net):
         lambda m: torch.compile(nn.DataParallel(m), backend="eager"),
     ],
 )
-def test_wrappers_leave_no_trace_in_the_names(net, wrap):
+def test_wrappers_do_not_appear_in_the_names(net, wrap):
     assert unwrap(wrap(net)) is net
     assert tensors(wrap(net)).keys() == net.state_dict().keys()
 
@@ -32,7 +32,7 @@ def test_an_averaged_model_has_the_names_of_the_model_it_averages(net):
     assert tensors(AveragedModel(net)).keys() == net.state_dict().keys()
 
 
-def test_compiled_children_leave_no_trace_in_the_names(make_net):
+def test_compiled_children_do_not_appear_in_the_names(make_net):
     plain = nn.Sequential(make_net(), nn.Sequential(make_net(), nn.Linear(3, 2)))
     names = plain.state_dict().keys()
     compiled = copy.deepcopy(plain)
@@ -42,16 +42,16 @@ def test_compiled_children_leave_no_trace_in_the_names(make_net):
     assert tensors(compiled)["1.0.head.weight"] is compiled[1]._orig_mod[0]._orig_mod.head.weight
 
 
-def test_a_compiled_child_with_two_names_leaves_no_trace_in_either():
+def test_a_compiled_child_with_two_names_does_not_appear_in_either():
     model = nn.Module()
     model.a = model.b = torch.compile(nn.Linear(2, 2), backend="eager")
     assert set(tensors(model)) == {"a.weight", "a.bias", "b.weight", "b.bias"}
 
 
-def test_a_state_changed_by_a_hook_is_refused():
+def test_a_state_changed_by_a_hook_is_rejected():
     model = nn.Linear(1, 1)
     model.register_state_dict_post_hook(lambda module, state, *_: state.update(bias=state["bias"].half()))
-    with pytest.raises(ArgumentError, match="got 'bias', which extra state or a hook put there"):
+    with pytest.raises(ArgumentError, match="got 'bias', which extra state or a hook added"):
         tensors(model)
 
 
@@ -60,7 +60,7 @@ def test_the_tensors_are_the_live_ones(net):
     assert tensors(net)["norm.running_mean"] is net.norm.running_mean
 
 
-def test_a_state_that_is_no_tensor_is_refused():
+def test_a_state_that_is_not_a_tensor_is_rejected():
     class Odd(nn.Linear):
         def get_extra_state(self):
             return {"a": 1}

@@ -1,9 +1,11 @@
 """Train one network, get an ensemble for free: Snapshot Ensembles for any PyTorch loop."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # not imported: `python -m snapens` would take typing.py from the current folder
 if TYPE_CHECKING:
+    from typing import Any
+
     from .ensemble import Ensemble as Ensemble
     from .ensembler import SnapshotEnsembler as SnapshotEnsembler
     from .ensembler import fresh_weights as fresh_weights
@@ -32,7 +34,7 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     # loaded on first use, so that a schedule, or --help, does not wait for torch
     if name in ("errors", "metrics"):
         return import_module(f".{name}", __name__)

@@ -1,4 +1,4 @@
-"""What goes into a member and what comes out: batches, arguments, outputs."""
+"""How batches become the arguments of a model, and how its outputs become scores."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -18,23 +18,24 @@ from .errors import ArgumentError
 
 
 def check_order(loader: Iterable[Any]) -> None:
-    """Members see the same batches one after the other, so a loader must be repeatable and keep its order."""
+    """Reject a loader that cannot be repeated in the same order, because each member reads all batches again."""
     of_examples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
     if of_examples or isinstance(loader, (Iterator, Tensor)):
         raise ArgumentError(
-            f"loader must be an iterable of batches to go through once a member, got {_kind(loader)}: "
+            f"loader must be an iterable of batches that can be read once per member, got {_kind(loader)}: "
             "pass a DataLoader or a list, [x] for one batch"
         )
     if isinstance(loader, DataLoader):
         for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
             if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
                 raise ArgumentError(
-                    f"loader must keep its order from member to member, got a {_kind(sampler)}: use shuffle=False"
+                    f"loader must yield its batches in the same order for every member, got a {_kind(sampler)}: "
+                    "use shuffle=False"
                 )
 
 
 def count(loader: Any) -> int | None:
-    """How many batches there are, where that is known."""
+    """The number of batches, or None if the loader has no length."""
     try:
         return len(loader)
     except TypeError:
@@ -42,20 +43,20 @@ def count(loader: Any) -> int | None:
 
 
 def first(batch: Any) -> Any:
-    """The input in a batch: the first of a tuple or list, else the batch itself."""
-    return batch[0] if type(batch) in (tuple, list) else batch
+    """The input in a batch: the first element of a tuple, named tuple or list, else the batch itself."""
+    return batch[0] if type(batch) is list or _is_tuple(batch) else batch
 
 
 def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How to call a model with inputs on the device: a mapping is keywords, a tuple several arguments."""
+    """The arguments for a model, on the device: a mapping gives keywords, a plain or named tuple several arguments."""
     inputs = _moved(inputs, device)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
-    return (inputs if type(inputs) is tuple else (inputs,)), {}
+    return (tuple(inputs) if _is_tuple(inputs) else (inputs,)), {}
 
 
 def scores(output: Any) -> Any:
-    """The tensor in a model's output, or a dictionary of them."""
+    """The tensor in the output of a model, or a dictionary of tensors."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(logits, Tensor):
         return logits
@@ -63,30 +64,40 @@ def scores(output: Any) -> Any:
         return dict(output)
     raise ArgumentError(
         f"model must return a tensor, a mapping of tensors or something with .logits, got {_kind(output)}: "
-        "let its forward return one of these"
+        "change its forward()"
     )
 
 
 def each(function: Callable[..., Any], *outputs: Any) -> Any:
-    """Apply a function to tensors, or key by key to dictionaries of them."""
+    """Apply a function to tensors, or to each key of dictionaries of tensors."""
     if isinstance(outputs[0], Tensor):
         return function(*outputs)
     return {key: function(*(output[key] for output in outputs)) for key in outputs[0]}
 
 
 def joined(outputs: list[Any]) -> Any:
-    """The outputs of all batches as one."""
+    """The outputs of all batches, concatenated."""
     return each(lambda *batches: torch.cat(batches), *outputs)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if hasattr(value, "to"):
+    if _moves_itself(value):
         return value.to(device)
     if isinstance(value, Mapping):
         return {key: _moved(item, device) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_moved(item, device) for item in value)
+    if type(value) is list or _is_tuple(value):
+        moved = [_moved(item, device) for item in value]
+        return value._make(moved) if hasattr(value, "_make") else type(value)(moved)
     return value
+
+
+def _moves_itself(value: Any) -> bool:
+    return callable(getattr(value, "to", None))
+
+
+def _is_tuple(value: Any) -> bool:
+    """Whether a value is a plain or a named tuple; a `PackedSequence`, which has a `to` method, is a single value."""
+    return type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields") and not _moves_itself(value))
 
 
 def _kind(value: object) -> str:

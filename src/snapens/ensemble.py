@@ -1,4 +1,4 @@
-"""Ensemble: a module that averages what the last m snapshots predict."""
+"""Ensemble: a module that averages the predictions of the last m snapshots."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import arguments, check_order, count, each, first, joined, scores
-from .errors import ArgumentError, MismatchError
+from .errors import ArgumentError, MismatchError, shortened
 from .snapshots import Entry, Snapshots
 from .weights import tensors, unwrap
 
@@ -17,15 +17,17 @@ Progress = Callable[[int, int | None], object]
 
 
 class Ensemble(nn.Module):
-    """The mean of the last members' softmax, as one module in evaluation mode.
+    """The mean of the softmax outputs of the last members, as one module in evaluation mode.
 
-    `model` is any instance of the architecture; it is copied and never touched. Scores are turned
-    into probabilities along `dim` by `activation` ("softmax", None, or any callable of a tensor) and
-    averaged in float32 or wider, with `weights` (one a snapshot, oldest first) where they are given;
-    `steps` chooses snapshots, by default all that there are now. Resident members are all on the device, share what
-    their snapshots share, and pass gradients to an input that asks for them. Otherwise they are streamed
-    through one replica, which costs the memory of one model, and `predict` is the way to use it.
-    A model that returns several tensors by name gives means by the same names.
+    `model` is any instance of the architecture; it is copied and never changed. `activation` ("softmax",
+    None, or any callable of a tensor) turns scores into probabilities along `dim`. They are averaged in
+    float32 or wider, with `weights` (one per snapshot, oldest first) if they are given. `steps` chooses
+    snapshots, by default all that exist now.
+
+    Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
+    to an input that requires them. Otherwise members are streamed through one replica, which needs the
+    memory of one model; then use `predict`. For a model that returns a mapping of tensors, the ensemble
+    returns a mapping of their means.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
@@ -59,30 +61,33 @@ class Ensemble(nn.Module):
             raise ArgumentError(f"activation must be 'softmax', None or a callable, got {activation!r}")
         self.activation, self.dim, self.resident = activation, dim, resident
         self._snapshots = snapshots
-        self._steps = sorted(set(snapshots.steps if steps is None else steps), reverse=True)  # newest first, as below
+        chosen = set(snapshots.steps if steps is None else steps)
+        self._steps = sorted(chosen, reverse=True)  # newest first, like all lists here
         if not self._steps:
-            raise ArgumentError(f"snapshots must hold at least one, got {snapshots} with none: train to a cycle's end")
+            raise ArgumentError(
+                f"snapshots must hold at least one, got {snapshots} with none: train to the end of a cycle"
+            )
         self._weights = _checked_weights(weights, len(self._steps))
-        self._entries: list[Mapping[str, Entry]] = []  # what the members are made of, as far as they were needed
+        self._entries: list[Mapping[str, Entry]] = []  # the tensors of each member that was needed so far
         self._replicas = nn.ModuleList([_copied(model, device)])
-        self._loaded: list[Mapping[str, Entry]] = [{}]  # what each replica holds
+        self._loaded: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
         self.last = len(self._steps) if last is None else last
         self.eval()
 
     @classmethod
     def load(cls, store: str | PathLike[str] | Snapshots, model: nn.Module, **options: Any) -> Self:
-        """The ensemble of a folder's snapshots; `options` are the constructor's."""
+        """The ensemble of the snapshots in a folder; `options` are those of the constructor."""
         return cls(store if isinstance(store, Snapshots) else Snapshots(store), model, **options)
 
     @property
     def last(self) -> int:
-        """m: how many members are averaged, counted from the last snapshot backwards. Can be set."""
+        """The number m of members that are averaged: the m newest ones. It can be set."""
         return self._last
 
     @last.setter
     def last(self, last: int) -> None:
         if not isinstance(last, int) or not 1 <= last <= len(self._steps):
-            raise ArgumentError(f"last must be between 1 and {len(self._steps)} (the members there are), got {last!r}")
+            raise ArgumentError(f"last must be between 1 and {len(self._steps)} (the number of members), got {last!r}")
         if not any(self._weights[:last]):
             raise ArgumentError(
                 f"weights must not all be 0 for the last {last} members: raise last or change the weights"
@@ -101,12 +106,12 @@ class Ensemble(nn.Module):
         return tuple(self._steps[: self.last][::-1])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The members' mean for one batch, whatever arguments the model takes."""
+        """The mean of the members for one batch; the arguments are those of the model."""
         *_, (_, mean) = self.anytime(*args, **kwargs)
         return mean
 
     def anytime(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
-        """(k, mean of the last k members) for k = 1 … m: stop whenever the answer is good enough."""
+        """Yield (k, mean of the last k members) for k = 1 … m: stop when the prediction is good enough."""
         total = None
         for index in range(self.last):
             output = self._weighted(index, args, kwargs)
@@ -117,12 +122,13 @@ class Ensemble(nn.Module):
     def predict(
         self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
     ) -> Any:
-        """The members' mean for all batches of a loader, joined on the CPU; each member is loaded once.
+        """The mean of the members for all batches of a loader, joined on the CPU; each member is loaded once.
 
-        A batch that is a tensor or a mapping is the model's input, as an argument or as keywords; of a
-        tuple or list the first element is. `inputs` picks something else from a batch; a tuple that it
-        returns is several arguments. The loader is gone through once a member and must keep its order.
-        `progress` is called after every batch with the batches done and those there are (None if unknown).
+        A batch that is a tensor is the argument of the model, and a mapping is its keyword arguments. The first
+        element of a tuple, named tuple or list is the input. `inputs` selects another input from a batch; if it
+        is a plain or named tuple, it is several arguments. The loader is read once per member and must keep its
+        order. `progress` is called after every batch with the number of batches read and the number of all
+        batches (None if unknown).
         """
         total: list[Any] = []
         for outputs in self._passes(loader, inputs, progress, weighted=True):
@@ -132,12 +138,12 @@ class Ensemble(nn.Module):
     def predict_members(
         self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
     ) -> Any:
-        """As `predict`, but (members, examples, classes), oldest first and unweighted: what `metrics` takes."""
+        """Like `predict`, but without the mean: (members, examples, classes), oldest first, as `metrics` expects."""
         members = [joined(outputs) for outputs in self._passes(loader, inputs, progress, weighted=False)]
         return each(lambda *newest_first: torch.stack(newest_first[::-1]), *members)
 
     def train(self, mode: bool = True) -> Self:
-        """Members predict as they were evaluated: evaluation mode, whatever is asked for."""
+        """Stay in evaluation mode, whatever `mode` is."""
         return super().train(False)
 
     def __repr__(self) -> str:
@@ -146,7 +152,7 @@ class Ensemble(nn.Module):
     def _passes(
         self, loader: Iterable[Any], inputs: Callable[[Any], Any], progress: Progress | None, weighted: bool
     ) -> Iterator[list[Any]]:
-        """The outputs for every batch, member after member, newest first."""
+        """The outputs of each member for all batches, newest member first."""
         check_order(loader)
         device = next(iter(tensors(self._replicas[0]).values())).device
         batches, done, shapes = count(loader), 0, None
@@ -162,7 +168,7 @@ class Ensemble(nn.Module):
                     progress(done, None if batches is None else batches * self.last)
             before, shapes = shapes, [each(lambda tensor: tensor.shape, output) for output in outputs]
             if not outputs or before not in (None, shapes):
-                raise ArgumentError("loader must yield the same batches for every member, and at least one: use a list")
+                raise ArgumentError("loader must yield the same batches, at least one, for every member: use a list")
             yield outputs
 
     def _weighted(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,15 +178,15 @@ class Ensemble(nn.Module):
         return each(self._activated, scores(self._member(index)(*args, **kwargs)))
 
     def _activated(self, scores: Tensor) -> Tensor:
-        if scores.requires_grad and not self.resident:  # the next member overwrites what backward() would need
-            raise ArgumentError("resident must be True for gradients to reach the input, got False: or use no_grad()")
+        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
+            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.activation == "softmax":
             return scores.softmax(self.dim)
         return scores if self.activation is None else self.activation(scores)
 
     def _member(self, index: int) -> nn.Module:
-        """The replica that holds a member, after reading into it whatever it does not hold yet."""
+        """The replica of a member, after reading the tensors that it does not hold yet."""
         slot, entries = (index if self.resident else 0), self._entries[index]
         if slot == len(self._replicas):
             self._replicas.append(self._sibling(entries))
@@ -196,7 +202,7 @@ class Ensemble(nn.Module):
 
     @torch.inference_mode(False)
     def _sibling(self, entries: Mapping[str, Entry]) -> nn.Module:
-        """One more replica, made of the tensors that are on the device already wherever the content is the same."""
+        """Another replica, which shares the tensors of equal content that are already on the device."""
         bank: dict[Entry, Tensor] = {}
         for replica, held in zip(self._replicas, self._loaded, strict=True):
             bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
@@ -215,14 +221,12 @@ def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
     try:
         copy = deepcopy(unwrap(model))
     except Exception as error:
-        raise ArgumentError(
-            f"model must be one that copy.deepcopy can copy, got {error}: pass another instance"
-        ) from error
+        raise ArgumentError(f"model must support copy.deepcopy, got {error}: pass another instance") from error
     return copy.to(device).eval().requires_grad_(False)
 
 
 def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor]) -> None:
-    """A snapshot must have the model's tensors, all of them and no others, in their shapes."""
+    """Require that a snapshot has exactly the tensors of the model, with the same shapes."""
     wrong = [f"missing {name}" for name in live.keys() - entries.keys()]
     wrong += [f"extra {name}" for name in entries.keys() - live.keys()]
     firsts: dict[int, str] = {}
@@ -233,17 +237,19 @@ def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tenso
         elif stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
             wrong.append(f"{name} has dtype {stored.dtype}, the model's is {wanted.dtype}")
         elif entries[tied] != stored:
-            wrong.append(f"{name} is tied to {tied} in the model alone")
+            wrong.append(f"{name} is tied to {tied} in the model only")
     if wrong:
-        shown = "; ".join(sorted(wrong)[:10]) + (f"; and {len(wrong) - 10} more" if len(wrong) > 10 else "")
         raise MismatchError(
-            f"model must be of the architecture of the snapshot of step {step}, got {shown}: build that one"
+            f"model must have the architecture of the snapshot of step {step}, "
+            f"got {shortened(sorted(wrong), separator='; ')}: build that architecture"
         )
 
 
 def _checked_weights(weights: Sequence[float] | None, members: int) -> list[float]:
-    """One weight a member, newest first."""
+    """One weight per member, newest first."""
     checked = [1.0] * members if weights is None else [float(weight) for weight in weights][::-1]
     if len(checked) != members or not all(0 <= weight < float("inf") for weight in checked):
-        raise ArgumentError(f"weights must be {members} finite numbers of at least 0, one a snapshot, got {weights!r}")
+        raise ArgumentError(
+            f"weights must be {members} finite numbers of at least 0, one per snapshot, got {weights!r}"
+        )
     return checked

@@ -1,7 +1,6 @@
 """SnapshotEnsembler: the one object in the user's training loop."""
 
 import logging
-import math
 from collections.abc import Callable
 from itertools import pairwise
 from os import PathLike
@@ -12,31 +11,33 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from .ensemble import Ensemble
 from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
+from .rates import Rates
 from .schedule import Schedule
 from .snapshots import Snapshots, check_finite
-from .weights import layers, refuse_sharded, tensors
+from .weights import layers, reject_sharded, tensors
 
 log = logging.getLogger("snapens")
 
 
 class SnapshotEnsembler:
-    """Drives the rate along a schedule and keeps a snapshot at each minimum.
+    """Sets the learning rate by a schedule and stores a snapshot at each minimum.
 
     Call `step()` once after every attempted optimizer step. The peak rate of a parameter group is its
-    own `lr` (or `initial_lr`, where a checkpoint or an earlier scheduler left one, as for torch's schedulers).
+    own `lr`, or its `initial_lr` if a checkpoint or an earlier scheduler set one, as for torch's schedulers.
 
     - `store`: a path, a `Snapshots`, or None for memory.
-    - `resume`: accept a store that already holds snapshots; `load_state_dict` must then come before `step()`.
-    - `keep`: the module whose state is kept, when it is not the one trained (an EMA copy, updated before `step()`).
+    - `resume`: accept a store that already holds snapshots; call `load_state_dict` before `step()`.
+    - `keep`: the module to store, if it is not the trained one (such as an EMA copy, updated before `step()`).
     - `on_restart`: called with this object when a new cycle begins; see `fresh_weights` and `reset_momentum`.
-    - `on_nonfinite`: "raise" at a minimum whose weights hold a NaN or infinity, or "skip" that snapshot.
-    - `drive_lr`: False leaves the rates alone.
+    - `on_nonfinite`: "raise" an error, or "skip" the snapshot, if the weights at a minimum contain a NaN or infinity.
+    - `drive_lr`: False leaves the rates unchanged.
 
-    `model`, `optimizer`, `schedule` and `snapshots` are attributes. A group added to the optimizer later takes its
-    first step at its own `lr` and follows the schedule from then on, so add it in `on_restart`, at the peak.
+    `model`, `optimizer`, `schedule` and `snapshots` are attributes. A group that is added to the optimizer later
+    takes its first step at its own `lr` and follows the schedule from then on: add it in `on_restart`, at the peak.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -48,9 +49,9 @@ class SnapshotEnsembler:
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         ...     if (step := ensembler.step()) is not None:
-        ...         print("kept step", step)
-        kept step 2
-        kept step 4
+        ...         print("stored step", step)
+        stored step 2
+        stored step 4
         >>> ensembler.ensemble(last=2)
         Ensemble(steps=(2, 4), resident=True)
     """
@@ -73,34 +74,32 @@ class SnapshotEnsembler:
                 raise ArgumentError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
         if on_nonfinite not in ("raise", "skip"):
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
-        refuse_sharded(model)
+        reject_sharded(model)
         _check_owner(model, optimizer)
         _check_order(schedule)
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
         self.snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
         self._kept = model if keep is None else keep
-        self._on_restart, self._skip, self._drives = on_restart, on_nonfinite == "skip", drive_lr
+        self._on_restart, self._skip = on_restart, on_nonfinite == "skip"
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._completed = 0
         self._group = next((w.process_group for w in layers(model) if isinstance(w, DistributedDataParallel)), None)
-        check_finite(tensors(self._kept), step=0)  # now rather than after a whole cycle
-        peaks = [_peak(group) for group in optimizer.param_groups] if drive_lr else "set by the user"
+        check_finite(tensors(self._kept), step=0)  # now rather than at the end of the first cycle
+        self._rates = Rates(optimizer, schedule) if drive_lr else None
         self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
         self._unloaded = bool(self._identity["snapshots"])
-        if drive_lr and isinstance(shared := optimizer.defaults.get("lr"), Tensor):
-            optimizer.defaults["lr"] = shared.clone()  # groups added later must not start from a lowered rate
         self._set_rates()
-        log.info("%r; peak rates %s", schedule, peaks)
+        log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
 
     @property
     def completed(self) -> int:
-        """How many steps are done."""
+        """The number of completed steps."""
         return self._completed
 
     def step(self) -> int | None:
-        """Count a step and set the next rate; at a minimum commit a snapshot first and return its step.
+        """Count a step and set the next rate; at a minimum, commit a snapshot first and return its step.
 
-        A call that fails to commit has counted nothing and can be made again.
+        A call that fails to commit does not count and can be repeated.
         """
         if self._unloaded:
             raise MismatchError(
@@ -110,8 +109,10 @@ class SnapshotEnsembler:
         if self._completed >= self.schedule.total_steps:
             raise FinishedError(
                 f"step() must be called at most total_steps={self.schedule.total_steps} times: "
-                "plan more of them, and call it once an optimizer step, not once a micro-batch"
+                "raise total_steps, or call it once per optimizer step, not once per micro-batch"
             )
+        if self._rates is not None:
+            self._rates.warn_if_changed()
         completed = self._completed + 1
         kept = completed in self._minima and self._commit(completed)
         self._completed = completed
@@ -123,19 +124,21 @@ class SnapshotEnsembler:
         return completed if kept else None
 
     def ensemble(self, **options: Any) -> Ensemble:
-        """The ensemble of the snapshots so far; `options` are those of `Ensemble`, `last=` first of all."""
+        """The ensemble of the snapshots so far; `options`, such as `last`, are those of `Ensemble`."""
         if self.snapshots.path is None and self._rank != 0:
-            raise ArgumentError("store must be a folder for an ensemble on every rank: memory is that of rank 0 alone")
+            raise ArgumentError(
+                "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has"
+            )
         return Ensemble(self.snapshots, self._kept, **{"steps": list(self._identity["snapshots"]), **options})
 
     def close(self) -> None:
-        """Let another writer have the folder. The last snapshot does this by itself, and so does the process's end."""
+        """Release the folder for another writer, as the last snapshot and the end of the process do."""
         self.snapshots.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The completed count, the schedule, the store's identity and, of a memory store, its snapshots.
+        """The number of completed steps, the schedule, the identity of the store and the snapshots of a memory store.
 
-        Plain values and tensors only. Model, optimizer and random state are the user's to save.
+        These are plain values and tensors only. The user saves the model, the optimizer and the random state.
         """
         held = self.snapshots.steps if self.snapshots.path is None else ()
         return {
@@ -146,12 +149,16 @@ class SnapshotEnsembler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to the step of a checkpoint; snapshots taken after it are replaced as training reaches them again."""
+        """Return to the step of a checkpoint; snapshots after it are replaced when training reaches them again."""
         if not {"completed", "schedule", "store", "held"} <= state.keys():
             raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
         saved, own = state["schedule"], _description(self.schedule)
-        if saved not in (own, repr(self.schedule)):  # format 1 kept the repr
-            raise MismatchError(f"schedule must be that of the checkpoint, {saved}, got {own}")
+        finished = state["completed"] == self.schedule.total_steps  # then it no longer matters where cycles ended
+        if not finished and saved not in (own, repr(self.schedule)):  # format 1 stored the repr
+            raise MismatchError(
+                f"schedule must be that of the checkpoint, {saved}, got {own}: use that schedule; finish a run that an "
+                "earlier version began with cycles of unequal length with that version"
+            )
         self._on_rank_0(lambda: self._restore(state))
         self._completed, self._unloaded = state["completed"], False
         self._set_rates()
@@ -178,33 +185,20 @@ class SnapshotEnsembler:
         except NonFiniteError as error:
             if not self._skip:
                 raise
-            log.warning("no snapshot is kept at step %d: %s", step, error)
+            log.warning("no snapshot is stored at step %d: %s", step, error)
             return False
         return True
 
     def _set_rates(self) -> None:
-        if not self._drives:
-            return
-        factor = self.schedule(self._completed)
-        if not 0 <= factor < math.inf:
-            raise ArgumentError(f"schedule must give finite factors of at least 0, got {factor} for {self._completed}")
-        for group in self.optimizer.param_groups:
-            peak = group.get("initial_lr")
-            if type(peak) is not float:  # at the start, after loading, or a group added on the way
-                if peak is None and self._completed and isinstance(group["lr"], Tensor):
-                    group["lr"] = group["lr"].clone()  # it is the optimizer's default, which other groups may share
-                peak = group["initial_lr"] = _peak(group)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(peak * factor)
-            else:
-                group["lr"] = peak * factor
+        if self._rates is not None:
+            self._rates.set(self._completed)
 
     @property
     def _rank(self) -> int:
         return 0 if self._group is None else dist.get_rank(self._group)
 
     def _on_rank_0(self, action: Callable[[], object]) -> None:
-        """Act on the store and note its identity. Under DDP rank 0 alone acts; its outcome is everyone's."""
+        """Act on the store and note its identity. Under DDP only rank 0 acts, and all ranks share the outcome."""
         outcome: list[Any] = [None, None]
         if self._rank == 0:
             try:
@@ -224,36 +218,53 @@ class SnapshotEnsembler:
 
 
 def reset_momentum(ensembler: SnapshotEnsembler) -> None:
-    """For `on_restart`: forget the optimizer's state (momentum, moments, counts), as after its construction."""
+    """For `on_restart`: clear the optimizer's state (momentum, moments, counts)."""
     ensembler.optimizer.state.clear()
 
 
 def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembler], None]:
-    """For `on_restart`: begin each cycle with the weights of a new `factory()` and a fresh optimizer state.
+    """For `on_restart`: begin each cycle with the weights of a new `factory()` and an empty optimizer state.
 
-    This makes the paper's SingleCycle ensemble. Under DDP all ranks take those of rank 0.
+    This makes the paper's SingleCycle ensemble. Under DDP all ranks use the weights of rank 0. The module
+    passed as `keep` starts from the same weights, and an `AveragedModel` counts from 0 again.
     """
 
     def restart(ensembler: SnapshotEnsembler) -> None:
         fresh, live = tensors(factory()), tensors(ensembler.model)
-        if fresh.keys() != live.keys() or any(fresh[name].shape != live[name].shape for name in live):
+        trained = {id(tensor) for tensor in live.values()}
+        copies = {name: tensor for name, tensor in tensors(ensembler._kept).items() if id(tensor) not in trained}
+        if _shapes(fresh) != _shapes(live):
             raise MismatchError("factory must build the architecture of the model that is trained, got other tensors")
+        if not _shapes(copies).items() <= _shapes(live).items():
+            raise MismatchError(
+                "keep must have the tensors of the model for fresh_weights to restart it, got others: "
+                "pass the averaged model itself, such as keep=ema.module"
+            )
         group = ensembler._group
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(fresh[name])
                 if group is not None:
                     dist.broadcast(tensor, src=dist.get_global_rank(group, 0), group=group)
+                if name in copies:
+                    copies[name].copy_(tensor)
+            for layer in layers(ensembler._kept):
+                if isinstance(layer, AveragedModel):
+                    layer.n_averaged.zero_()
         reset_momentum(ensembler)
 
     return restart
+
+
+def _shapes(named: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in named.items()}
 
 
 def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:
     owned = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in owned for group in optimizer.param_groups for parameter in group["params"]):
         raise ArgumentError(
-            "optimizer must hold parameters of model, got one that holds none of them: build it from model.parameters()"
+            "optimizer must hold parameters of model, got one that holds none: build it from model.parameters()"
         )
 
 
@@ -263,17 +274,8 @@ def _check_order(schedule: Schedule) -> None:
         raise ArgumentError(f"snapshot_steps must ascend to total_steps={schedule.total_steps}, got {steps[1:]}")
 
 
-def _peak(group: dict[str, Any]) -> float:
-    peak = float(group.get("initial_lr", group["lr"]))
-    if not 0 < peak < math.inf:
-        raise ArgumentError(
-            f"lr must be a finite number greater than 0 in every group, got {peak}: set it, or drive_lr=False"
-        )
-    return peak
-
-
 def _description(schedule: Schedule) -> dict[str, Any]:
-    """The type, steps and parameters of a schedule, as plain values that JSON keeps."""
+    """The type, steps and parameters of a schedule, as plain values that JSON can store."""
     steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
     values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
     plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}

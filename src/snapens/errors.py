@@ -1,8 +1,10 @@
-"""The errors of snapens: each message names the argument, the rule, the value and the remedy."""
+"""The errors of snapens. Each message names the argument, the rule, the value and the remedy."""
+
+from collections.abc import Sequence
 
 
 class SnapensError(Exception):
-    """Anything that snapens refuses or cannot do."""
+    """Base class of all errors that snapens raises."""
 
 
 class ArgumentError(SnapensError, ValueError):
@@ -14,11 +16,11 @@ class StoreError(SnapensError):
 
 
 class LockedError(StoreError):
-    """Another writer has the folder."""
+    """Another writer is using the folder."""
 
 
 class DamagedError(StoreError):
-    """A file is not what was committed: truncated, altered, missing or unreadable."""
+    """A file differs from what was committed: it is truncated, altered, missing or unreadable."""
 
 
 class MismatchError(SnapensError):
@@ -26,24 +28,35 @@ class MismatchError(SnapensError):
 
 
 class NonFiniteError(SnapensError):
-    """The weights hold a NaN or an infinity, so they were not committed."""
+    """The weights contain a NaN or an infinity and were not committed."""
 
 
 class FinishedError(SnapensError):
-    """The schedule has no step left."""
+    """All steps of the schedule are completed."""
 
 
 class MissingPackageError(SnapensError):
-    """A package is needed that is not installed; the message names the extra that brings it."""
+    """A package that is needed is not installed; the message says how to install it."""
 
 
 class DataError(SnapensError):
-    """The files of a data set cannot be read as what they should be."""
+    """The files of a data set do not have the required content."""
 
 
 class MissingDataError(DataError):
-    """The files of a data set are not there; `source` is the public file that would help, if there is one."""
+    """The files of a data set are missing; `source` is the name of the public file to download, if there is one."""
 
     def __init__(self, message: str, source: str | None = None) -> None:
         super().__init__(message)
         self.source = source
+
+
+def shortened(items: Sequence[str], limit: int = 10, separator: str = ", ") -> str:
+    """The first items, and the number of the others, for a message.
+
+    Examples:
+        >>> shortened(["a", "b", "c", "d"], limit=2)
+        'a, b, and 2 more'
+    """
+    more = [f"and {len(items) - limit} more"] if len(items) > limit else []
+    return separator.join([*items[:limit], *more])

@@ -1,7 +1,7 @@
-"""What predictions are worth, as numbers, computed in float64.
+"""Metrics: how good predictions are, computed in float64.
 
 Probabilities are arrays or tensors of (…, examples, classes): (examples, classes) gives one number,
-(members, examples, classes) one a member. Labels are (examples,) class indices. Errors are fractions, not percent.
+(members, examples, classes) one per member. Labels are (examples,) class indices. Errors are fractions, not percent.
 """
 
 from typing import Any
@@ -65,12 +65,32 @@ def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> Any:
         0.35
     """
     p, y = _checked(probabilities, labels)
+    return calibration_error(p.max(-1), p.argmax(-1) == y, bins)
+
+
+def calibration_error(confidence: Floats, right: NDArray[np.bool_], bins: int = 15) -> Any:
+    """What `ece` computes, from the confidence (…, examples) and from whether each choice is right (…, examples).
+
+    Examples:
+        >>> round(float(calibration_error(np.array([0.9, 0.6]), np.array([True, False]))), 4)
+        0.35
+    """
     if bins < 1:
         raise ArgumentError(f"bins must be at least 1, got {bins}")
-    confidence, right = p.max(-1), p.argmax(-1) == y
-    bin_of = np.clip(np.ceil(confidence * bins) - 1, 0, bins - 1)
+    bin_of = confidence_bins(confidence, bins)
     gaps = [np.abs(np.where(bin_of == k, right - confidence, 0).sum(-1)) for k in range(bins)]
-    return np.sum(gaps, axis=0) / y.size
+    return np.sum(gaps, axis=0) / confidence.shape[-1]
+
+
+def confidence_bins(confidence: Floats, bins: int = 15) -> NDArray[np.int64]:
+    """The bin of each confidence, from 0: bins have equal width, and each includes its upper limit.
+
+    Examples:
+        >>> confidence_bins(np.array([0.5, 0.51, 1.0]), bins=2)
+        array([0, 1, 1])
+    """
+    found: NDArray[np.int64] = np.clip(np.ceil(confidence * bins) - 1, 0, bins - 1).astype(np.int64)
+    return found
 
 
 def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: float) -> Any:
@@ -98,10 +118,33 @@ def correlation(members: ArrayLike) -> Floats:
         array([[1.    , 0.8437],
                [0.8437, 1.    ]])
     """
-    p = _members(members)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.atleast_2d(np.corrcoef(p.reshape(len(p), -1)))
-    return np.where(np.isnan(found), np.eye(len(p)), found)
+    return correlation_from(comoments(_members(members)))
+
+
+def comoments(p: Floats) -> Floats:
+    """(members + 1, members + 1): products, sums and the count that a correlation follows from.
+
+    Those of several blocks of examples add up to those of all examples.
+    """
+    rows = p.reshape(len(p), -1) - 1 / p.shape[-1]  # near the mean, so that differences of products keep their digits
+    products: Floats = np.zeros((len(p) + 1, len(p) + 1))
+    products[:-1, :-1] = rows @ rows.T
+    products[-1, :-1] = products[:-1, -1] = rows.sum(-1)
+    products[-1, -1] = rows.shape[-1]
+    return products
+
+
+def correlation_from(comoments: Floats) -> Floats:
+    """(members, members): the correlation of what `comoments` was computed from."""
+    sums, count = comoments[-1, :-1], comoments[-1, -1]
+    covariance = (comoments[:-1, :-1] - np.outer(sums, sums) / count) / count
+    variance = np.diag(covariance)
+    constant = variance < 1e-30  # rounding
+    scale = np.sqrt(np.where(constant, 1, variance))
+    found: Floats = np.clip(covariance / np.outer(scale, scale), -1, 1)
+    found[constant] = found[:, constant] = 0
+    np.fill_diagonal(found, 1)
+    return found
 
 
 def disagreement(members: ArrayLike) -> Floats:
@@ -112,13 +155,23 @@ def disagreement(members: ArrayLike) -> Floats:
         array([[0. , 0.5],
                [0.5, 0. ]])
     """
-    votes = _members(members).argmax(-1)
-    shares: Floats = np.mean(votes[:, None] != votes[None], axis=-1)
+    return share_that_differs(_members(members).argmax(-1))
+
+
+def share_that_differs(choices: NDArray[np.int64]) -> Floats:
+    """(members, members): what `disagreement` computes, from the classes chosen, (members, examples).
+
+    Examples:
+        >>> share_that_differs(np.array([[0, 0], [0, 1]]))
+        array([[0. , 0.5],
+               [0.5, 0. ]])
+    """
+    shares: Floats = np.mean(choices[:, None] != choices[None], axis=-1)
     return shares
 
 
 def mutual_information(members: ArrayLike) -> Floats:
-    """(examples,): entropy of the mean less the mean entropy, in nats: what the members know and do not share.
+    """(examples,): entropy of the mean minus the mean entropy, in nats: how much the members disagree.
 
     Examples:
         >>> mutual_information([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]).round(4)
@@ -149,7 +202,9 @@ def _members(members: ArrayLike) -> Floats:
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
     p, y = _probabilities(probabilities), np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
     if y.shape != (p.shape[-2],):
-        raise ArgumentError(f"labels must be one a row of (…, examples, classes) {p.shape}, got the shape {y.shape}")
+        raise ArgumentError(
+            f"labels must have one entry per example of (…, examples, classes) {p.shape}, got the shape {y.shape}"
+        )
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= p.shape[-1]:
         raise ArgumentError(
             f"labels must be whole numbers from 0 to {p.shape[-1] - 1}, got {y.dtype} {y.min()} to {y.max()}"
@@ -158,7 +213,7 @@ def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArr
 
 
 def _probabilities(values: ArrayLike) -> Floats:
-    if hasattr(values, "detach"):  # a tensor, of whatever type and on whatever device
+    if hasattr(values, "detach"):  # a tensor of any type on any device
         values = values.detach().cpu().double()
     p = np.asarray(values, dtype=np.float64)
     if p.size == 0 or p.ndim < 2:

@@ -1,21 +1,87 @@
-"""Outputs: what the members of a run say of one part of its images."""
+"""Outputs: what the members of a run predicted for one part of the data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import metrics
+from .errors import ArgumentError, DamagedError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outputs:
-    """What the members say of one part of the data: log-probabilities (members, examples, classes), labels."""
+    """Log-probabilities (members, examples, classes) in float16, oldest member first, with the labels (examples,).
 
+    A run folder keeps them by part: the lab writes "test" and "held_out"; a part may have any plain name.
+
+    Examples:
+        >>> outputs = Outputs((4, 8), np.log([[[0.9, 0.1]], [[0.4, 0.6]]]).astype(np.float16), np.array([0]))
+        >>> outputs.member_errors
+        [0.0, 1.0]
+    """
+
+    steps: tuple[int, ...]
     log_probabilities: NDArray[np.float16]
     labels: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        found, labels = self.log_probabilities, self.labels
+        if found.dtype != np.float16 or found.ndim != 3 or 0 in found.shape or len(found) != len(self.steps):
+            raise ArgumentError(
+                f"log_probabilities must be float16 of shape ({len(self.steps)} steps, examples, classes), "
+                f"got {found.dtype} of {found.shape}"
+            )
+        if not np.isfinite(found.max(-1)).all():
+            raise ArgumentError("log_probabilities must not be NaN, nor -inf for all classes of an example")
+        classes = found.shape[-1]
+        if (
+            labels.dtype != np.int64
+            or labels.shape != found.shape[1:2]
+            or not (0 <= labels.min() <= labels.max() < classes)
+        ):
+            raise ArgumentError(
+                f"labels must be int64, one per example ({found.shape[1]}), from 0 to {classes - 1}, "
+                f"got {labels.dtype} of shape {labels.shape}"
+            )
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str], part: str = "test") -> "Outputs":
+        """What a run folder keeps for a part, for the members of its manifest and only them."""
+        from .storage import parts  # files of tensors need torch, numbers do not
+
+        steps, found, labels = parts.load(Path(folder), part)
+        try:
+            return cls(steps, found, labels)
+        except ArgumentError as error:  # format 1 had no checksum of its own
+            raise DamagedError(
+                f"{folder} must hold outputs as snapens wrote them, got {error}: restore them"
+            ) from error
+
+    def save(self, folder: str | PathLike[str], part: str) -> None:
+        """Keep these outputs, and no others, as a part of a run folder that holds their snapshots."""
+        self._save(Path(folder), part, {}, replace=True)
+
+    def append(self, folder: str | PathLike[str], part: str, snapshot: str | None = None) -> None:
+        """Add one member to a part; `snapshot` is the name of its snapshot if that is committed afterwards."""
+        if len(self.steps) != 1:
+            raise ArgumentError(
+                f"outputs must be those of one member to be appended, got {len(self.steps)}: use save()"
+            )
+        self._save(Path(folder), part, {self.steps[0]: snapshot} if snapshot else {}, replace=False)
+
+    def _save(self, folder: Path, part: str, names: dict[int, str], replace: bool) -> None:
+        from .storage import parts
+
+        names = parts.PartFolder(folder, part).snapshots | names
+        if missing := [step for step in self.steps if step not in names]:
+            raise ArgumentError(f"steps must be those of snapshots in {folder} ({list(names)}), got {missing}")
+        members = {step: (names[step], rows) for step, rows in zip(self.steps, self.log_probabilities, strict=True)}
+        parts.save(folder, part, members, self.labels, replace=replace)
 
     @cached_property
     def probabilities(self) -> NDArray[np.float64]:

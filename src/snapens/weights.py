@@ -1,4 +1,4 @@
-"""The tensors of a module under their plain names, whatever is wrapped around it."""
+"""The tensors of a module under the names they have without wrappers."""
 
 import sys
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from .errors import ArgumentError
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside `torch.compile`, DDP, `DataParallel` and `AveragedModel`, told by their types."""
+    """The module inside `torch.compile`, DDP, `DataParallel` and `AveragedModel`, which are recognised by type."""
     for inner in layers(module):
         module = inner
     return module
 
 
 def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The module and what it wraps, outermost first."""
+    """The module and the modules that it wraps, outermost first."""
     yield module
     while attribute := _inside(module):
         module = getattr(module, attribute)
@@ -26,14 +26,14 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Name -> live parameter or buffer of the unwrapped module; compiled children leave no trace in the names."""
+    """Name -> live parameter or buffer of the unwrapped module; names do not mention compiled children."""
     module = unwrap(module)
     state = module.state_dict(keep_vars=True)
     live = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     if foreign := [name for name, value in state.items() if id(value) not in live]:
         raise ArgumentError(
             f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, "
-            "which extra state or a hook put there: register it as a buffer"
+            "which extra state or a hook added: register it as a buffer"
         )
     for name, child in reversed(list(module.named_modules(remove_duplicate=False))):  # a child before its parent
         if attribute := _inside(child):
@@ -42,8 +42,8 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def refuse_sharded(module: nn.Module) -> None:
-    """FSDP spreads each tensor over the ranks; a snapshot of one rank would be a fragment."""
+def reject_sharded(module: nn.Module) -> None:
+    """Reject a model under FSDP: each rank holds only a part of each tensor, so its snapshot would be incomplete."""
     fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     if any(isinstance(child, fsdp) for child in module.modules()) or any(
@@ -55,8 +55,8 @@ def refuse_sharded(module: nn.Module) -> None:
 
 
 def _inside(module: nn.Module) -> str | None:
-    """The attribute under which a wrapper keeps its module; None for any other module."""
-    # importing the compiler takes a second, and who has not imported it has compiled nothing
+    """The attribute in which a wrapper keeps its module; None for a module that is not a wrapper."""
+    # importing the compiler takes a second; if it was not imported, no module is compiled
     compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
     if isinstance(module, compiled):
         return "_orig_mod"

@@ -4,39 +4,69 @@ import random
 import pytest
 
 from snapens.errors import DamagedError, SnapensError, StoreError
+from snapens.storage import manifest, sealed
 from snapens.storage.durable import Digest
 from snapens.storage.manifest import Manifest, Record
 
-SOUND = Manifest(
-    "a" * 32, {"one.st": Digest("0" * 64, 10)}, (Record(4, "one.st", {"tied": ("one.st", "first")}),)
-).adding(Record(8, "two.st", {"frozen": ("one.st", "frozen")}), Digest("1" * 64, 20))
+RUN = "a" * 32
+SOUND = Manifest((Record("one.st", Digest("0" * 64, 10), 4), Record("two.st", Digest("1" * 64, 20), 8, True)))
+FORMAT_1 = {
+    "format": 1,
+    "run": RUN,
+    "files": {"one.st": {"sha256": "0" * 64, "bytes": 10}, "two.st": {"sha256": "1" * 64, "bytes": 20}},
+    "snapshots": [
+        {"step": 4, "file": "one.st", "shared": {"tied": ["one.st", "first"]}},
+        {"step": 8, "file": "two.st", "shared": {"frozen": ["one.st", "frozen"]}},
+    ],
+}
 
 
 def read(tmp_path, content):
-    path = tmp_path / "manifest.json"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return Manifest.read(path)
-
-
-def sound():
-    return json.loads(SOUND.dumps())
+    (tmp_path / "manifest.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return manifest.read(tmp_path)
 
 
 def test_a_manifest_survives_writing_and_reading(tmp_path):
-    assert read(tmp_path, SOUND.dumps()) == SOUND
+    found = read(tmp_path, SOUND.encode(RUN))
+    assert (found.value, found.run) == (SOUND, RUN)
 
 
-def test_going_back_forgets_later_snapshots_and_the_files_only_they_need():
-    back = SOUND.upto(7)
-    assert [record.step for record in back.snapshots] == [4]
-    assert list(back.files) == ["one.st"]
+def test_a_snapshot_is_a_step_a_file_its_digest_and_whether_it_is_partial():
+    content = json.loads(SOUND.encode(RUN))
+    assert content["snapshots"][1] == {
+        "step": 8,
+        "file": "two.st",
+        "digest": {"sha256": "1" * 64, "bytes": 20},
+        "partial": True,
+    }
+    assert (content["format"], content["kind"], content["run"]) == (2, "manifest", RUN)
+
+
+def test_going_back_forgets_later_snapshots():
+    assert SOUND.upto(7).snapshots == SOUND.snapshots[:1]
     assert SOUND.upto(8) == SOUND
 
 
+def test_a_manifest_of_format_1_is_read_and_keeps_its_places_in_format_2(tmp_path):
+    found = read(tmp_path, FORMAT_1)
+    assert found.run == RUN
+    assert [(one.step, one.file, one.digest.bytes) for one in found.value.snapshots] == [
+        (4, "one.st", 10),
+        (8, "two.st", 20),
+    ]
+    assert found.value.snapshots[1].elsewhere == {"frozen": ("one.st", "frozen")}
+    assert read(tmp_path, found.value.encode(RUN)).value == found.value
+
+
 def changed(change):
-    content = sound()
+    content = json.loads(json.dumps(FORMAT_1))
     change(content)
     return content
+
+
+def resealed(**changes):
+    record = {"step": 4, "file": "one.st", "digest": {"sha256": "0" * 64, "bytes": 10}, "partial": False}
+    return sealed.encode("manifest", RUN, {"snapshots": [{**record, **changes}]})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +80,6 @@ def changed(change):
         b'{"format": NaN}',
         b"[" * 200_000,
         changed(lambda c: c.pop("run")),
-        changed(lambda c: c.update(more=1)),
         changed(lambda c: c.update(format=0)),
         changed(lambda c: c.update(format="1")),
         changed(lambda c: c.update(run=3)),
@@ -76,42 +105,72 @@ def changed(change):
         changed(lambda c: c["snapshots"][0].update(shared={"a": [["one.st"], "a"]})),
     ],
 )
-def test_a_manifest_that_cannot_be_right_is_refused_and_the_one_before_is_named(tmp_path, content):
-    with pytest.raises(DamagedError, match=r"must be a manifest as snapens wrote it, got .*; restore the file"):
+def test_a_manifest_that_cannot_be_right_is_rejected_and_the_one_before_is_named(tmp_path, content):
+    with pytest.raises(StoreError, match=r"(must be what snapens wrote, got .*: restore the file|install a newer)"):
         read(tmp_path, content)
     (tmp_path / "manifest.previous.json").touch()
-    with pytest.raises(DamagedError, match=r"manifest\.previous\.json beside it is the one before: copy it over"):
+    with pytest.raises(StoreError, match=r"(manifest\.previous\.json beside it is the one before|install a newer)"):
         read(tmp_path, content)
 
 
-def test_a_manifest_that_cannot_be_read_is_not_said_to_be_damaged(tmp_path):
-    (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(StoreError, match=r"manifest\.json could not be read \(.*\): check who may read it"):
-        Manifest.read(tmp_path / "manifest.json")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 0},
+        {"step": "4"},
+        {"file": "../x"},
+        {"file": "/etc/passwd"},
+        {"file": ".."},
+        {"file": "a\\b"},
+        {"digest": {"sha256": "short", "bytes": 10}},
+        {"digest": {"sha256": "0" * 64, "bytes": -1}},
+        {"partial": 1},
+        {"elsewhere": {"a": ["two.st", "a"]}},
+        {"more": 1},
+    ],
+)
+def test_a_sealed_manifest_with_another_content_is_not_interpreted(tmp_path, changes):
+    assert read(tmp_path, resealed()).value.upto(4) == SOUND.upto(4)
+    with pytest.raises(StoreError, match="cannot be interpreted by this version of snapens"):
+        read(tmp_path, resealed(**changes))
 
 
-def test_a_newer_format_asks_for_a_newer_snapens(tmp_path):
-    with pytest.raises(StoreError, match="format 1 or older to be read here, got 2: install a newer snapens"):
-        read(tmp_path, {**sound(), "format": 2, "news": True})
+def test_two_snapshots_cannot_have_one_file(tmp_path):
+    records = [{"step": step, "file": "a", "digest": {"sha256": "0" * 64, "bytes": 1}} for step in (4, 8)]
+    with pytest.raises(StoreError, match="got one file twice"):
+        read(tmp_path, sealed.encode("manifest", RUN, {"snapshots": records}))
+
+
+def test_a_folder_without_a_manifest_is_named(tmp_path):
+    with pytest.raises(
+        StoreError, match=rf"must be a folder that holds manifest\.json, got {tmp_path}: check the path"
+    ):
+        manifest.read(tmp_path)
+
+
+def test_a_newer_format_is_rejected_by_name(tmp_path):
+    with pytest.raises(StoreError, match="format 2 or older to be read here, got 3: install a newer snapens"):
+        read(tmp_path, {**FORMAT_1, "format": 3, "news": True})
 
 
 def test_a_manifest_too_large_to_be_one_is_not_read(tmp_path):
     with open(tmp_path / "manifest.json", "wb") as file:
         file.truncate(1 << 29)
-    with pytest.raises(DamagedError, match="larger than"):
-        Manifest.read(tmp_path / "manifest.json")
+    with pytest.raises(DamagedError, match="at most 268435456 bytes"):
+        manifest.read(tmp_path)
 
 
 @pytest.mark.long
-def test_fifty_thousand_mutilated_manifests_give_our_error_or_a_manifest(tmp_path):
-    rng, refused = random.Random(0), 0
-    for _ in range(50_000):
-        bad = bytearray(SOUND.dumps())
+@pytest.mark.parametrize("content", [SOUND.encode(RUN), json.dumps(FORMAT_1).encode()])
+def test_twenty_five_thousand_mutilated_manifests_give_our_error_or_a_manifest(tmp_path, content):
+    rng, rejected = random.Random(0), 0
+    for _ in range(25_000):
+        bad = bytearray(content)
         for _ in range(rng.randint(1, 3)):
             bad[rng.randrange(len(bad))] = rng.choice(b'{}[]",:0123456789.-_abcNI\\/ \xff')
         try:
-            found = read(tmp_path, bytes(bad))
-            assert all(".." not in name and "/" not in name for name in found.files)
+            found = read(tmp_path, bytes(bad)).value
+            assert all(".." not in one.file and "/" not in one.file for one in found.snapshots)
         except SnapensError:
-            refused += 1
-    assert refused > 10_000
+            rejected += 1
+    assert rejected > 5_000

@@ -1,11 +1,13 @@
+import json
 import random
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
 import torch
 
-from snapens.errors import ArgumentError, DamagedError
-from snapens.storage import durable, tensorfile
+from snapens.errors import ArgumentError, DamagedError, StoreError
+from snapens.storage import tensorfile
 
 DTYPES = list(tensorfile._CODES)
 
@@ -15,8 +17,11 @@ def every_dtype() -> dict[str, torch.Tensor]:
     return made | {"scalar": torch.tensor(7.0), "empty": torch.empty(0, 4), 'naïve "name"': torch.ones(1)}
 
 
+ABOUT = tensorfile.About("a" * 32, "state", 4)
+
+
 def write(path, tensors):
-    durable.publish(path, tensorfile.encode(tensors))
+    tensorfile.save(path, tensors, ABOUT)
     return path
 
 
@@ -64,10 +69,19 @@ def test_holds_compares_every_byte(tmp_path):
     assert not stored.holds(tensor[:-1])
 
 
-def test_a_dtype_the_format_lacks_is_refused(tmp_path):
+def test_a_dtype_that_the_format_lacks_is_rejected(tmp_path):
     with pytest.raises(ArgumentError, match="complex128 for 't'"):
         write(tmp_path / "a", {"t": torch.zeros(1, dtype=torch.complex128)})
     assert list(tmp_path.iterdir()) == []
+
+
+def header(**offsets):
+    """A header of float32 vectors, each with its first and last byte."""
+    described = {
+        name: {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
+        for name, (begin, end) in offsets.items()
+    }
+    return json.dumps(described).encode()
 
 
 @pytest.mark.parametrize(
@@ -84,22 +98,101 @@ def test_a_dtype_the_format_lacks_is_refused(tmp_path):
         b'{"t": {"dtype": "F32", "shape": [100], "data_offsets": [0, 400]}}',
         b'{"t": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}',
         b'{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "more": 1}}',
+        b'{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "t": 1}',
+        b'{"t": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}',
+        b'{"t": {"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]}}',
+        b'{"t": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+        header(t=(0, 8), u=(0, 8)),
+        header(t=(0, 8), u=(4, 8)),
+        header(t=(0, 4)),  # four bytes that no tensor describes
+        header(t=(4, 8)),
+        b'{"__metadata__": 3, "t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        b'{"__metadata__": {"format": "two"}, "t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        b'{"__metadata__": {"elsewhere": "[]"}, "t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        b'{"__metadata__": {"elsewhere": "{1}"}, "t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
         b'{"t": ' + b"[" * 100_000,
     ],
 )
-def test_a_header_that_cannot_be_right_is_refused(tmp_path, header):
+def test_a_hand_made_header_is_rejected(tmp_path, header):
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
     with pytest.raises(DamagedError, match="restore the file"):
         tensorfile.entries(tmp_path / "a")
 
 
-def test_a_header_said_to_be_huge_is_not_read(tmp_path):
+def test_eight_thousand_names_for_one_tensor_are_rejected(tmp_path):
+    text = header(**{f"t{k}": (0, 8) for k in range(8000)})
+    (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
+    with pytest.raises(DamagedError, match="overlaps another tensor"):
+        tensorfile.entries(tmp_path / "a")
+
+
+def test_too_many_names_are_rejected(tmp_path):
+    text = header(**{f"t{k}": (0, 0) for k in range(100_001)})
+    (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(DamagedError, match="more than 100000 tensors"):
+        tensorfile.entries(tmp_path / "a")
+
+
+def test_a_file_says_what_it_belongs_to_and_a_reader_compares_it(tmp_path):
+    path = write(tmp_path / "a", {"t": torch.ones(2)})
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "2", "run": "a" * 32, "kind": "state", "step": "4"}
+    assert tensorfile.entries(path, ABOUT).keys() == {"t"}
+    for change in ({"run": "b" * 32}, {"kind": "snapshot"}, {"step": 5}, {"step": None}):
+        with pytest.raises(DamagedError, match=r"a must be of About\(.*, got About"):
+            tensorfile.entries(path, replace(ABOUT, **change))
+
+
+def test_a_file_of_a_newer_format_is_rejected_by_name(tmp_path):
+    safetensors.torch.save_file({"t": torch.ones(2)}, tmp_path / "a", metadata={"format": "3"})
+    with pytest.raises(StoreError, match="must have format 2 or older, got 3: install a newer snapens"):
+        tensorfile.entries(tmp_path / "a")
+
+
+def test_tensors_are_written_one_at_a_time_and_those_that_lie_elsewhere_are_named(tmp_path):
+    specs = {name: tensorfile.Spec(torch.float32, (3,)) for name in ("own", 'stored "é"', "last")}
+    alive = []
+
+    def items():
+        for name in specs:
+            alive.append(name)
+            yield name, ("file.safetensors", "key") if "stored" in name else torch.full((3,), float(len(alive)))
+
+    tensorfile.stream(tmp_path / "a", specs, items(), ABOUT, ("file.safetensors", "key"))
+    own, elsewhere = tensorfile.header(tmp_path / "a", ABOUT)
+    assert {name: entry.read().tolist() for name, entry in own.items()} == {"own": [1.0] * 3, "last": [3.0] * 3}
+    assert elsewhere == {'stored "é"': ("file.safetensors", "key")}
+    assert safetensors.torch.load_file(tmp_path / "a").keys() == {"own", "last"}
+
+
+@pytest.mark.parametrize("stored", [0, 1, 50])
+def test_the_header_has_room_whatever_is_stored_elsewhere(tmp_path, stored):
+    specs = {f'layer "{k}"\\é': tensorfile.Spec(torch.float32, (k,)) for k in range(50)}
+    place = ("step-000000004-0123456789ab.safetensors", 'layer "49"\\é')
+    items = [
+        (name, place if k < stored else torch.full(spec.shape, 1.0)) for k, (name, spec) in enumerate(specs.items())
+    ]
+    tensorfile.stream(tmp_path / "a", specs, items, ABOUT, place)
+    own, elsewhere = tensorfile.header(tmp_path / "a")
+    assert list(own) == list(specs)[stored:]
+    assert all(entry.read().eq(1).all() for entry in own.values())
+    assert elsewhere == dict.fromkeys(list(specs)[:stored], place)
+
+
+def test_a_place_that_is_longer_than_announced_is_rejected_before_the_file_is_published(tmp_path):
+    specs = {"t": tensorfile.Spec(torch.float32, (1,))}
+    with pytest.raises(ArgumentError, match="longest must be the longest place"):
+        tensorfile.stream(tmp_path / "a", specs, [("t", ("file" * 100, "key"))], ABOUT, ("file", "key"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_huge_header_is_not_read(tmp_path):
     (tmp_path / "a").write_bytes(b"\xff" * 64)
     with pytest.raises(DamagedError):
         tensorfile.entries(tmp_path / "a")
 
 
-def test_a_file_cut_after_its_header_was_read_is_refused(tmp_path):
+def test_a_file_that_is_truncated_after_its_header_was_read_is_rejected(tmp_path):
     path = write(tmp_path / "a", {"t": torch.ones(10)})
     stored = tensorfile.entries(path)["t"]
     path.write_bytes(path.read_bytes()[:-1])
@@ -113,7 +206,7 @@ def test_a_file_cut_after_its_header_was_read_is_refused(tmp_path):
 @pytest.mark.long
 def test_twenty_thousand_mutilated_files_give_our_error_or_tensors(tmp_path):
     whole = write(tmp_path / "a", {"t": torch.ones(3, 2), "u": torch.zeros(4, dtype=torch.int64)}).read_bytes()
-    rng, refused = random.Random(0), 0
+    rng, rejected = random.Random(0), 0
     for _ in range(20_000):
         bad = bytearray(whole[: rng.randint(0, len(whole))] if rng.random() < 0.3 else whole)
         for _ in range(rng.randint(1, 4)):
@@ -124,5 +217,5 @@ def test_twenty_thousand_mutilated_files_give_our_error_or_tensors(tmp_path):
             for entry in tensorfile.entries(tmp_path / "a").values():
                 entry.read()
         except DamagedError:
-            refused += 1
-    assert refused > 5000
+            rejected += 1
+    assert rejected > 5000

@@ -1,1 +1,1 @@
-"""How snapshots lie on a disk: durable files, the tensor format, the manifest, the folder."""
+"""How a run folder keeps its promises: durable writes, sealed JSON, tensor files, generations, and the stores."""

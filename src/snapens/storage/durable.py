@@ -3,49 +3,69 @@
 import errno
 import hashlib
 import os
-from collections.abc import Iterable
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import BinaryIO, ClassVar
 from weakref import finalize
 
-from ..errors import LockedError, StoreError
+from ..errors import DamagedError, LockedError, StoreError
 
 try:
     import fcntl
-except ImportError:  # Windows has no POSIX locks: there, nothing keeps a second writer out
+except ImportError:  # Windows has no POSIX locks: there, nothing prevents a second writer
     fcntl = None  # type: ignore[assignment]
 
+Content = Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
+"""What a file will hold: its chunks, or a function that writes into the open file."""
 
-class Digest(NamedTuple):
+_TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # format 1 wrote no digits
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+
+
+@dataclass(frozen=True)
+class Digest:
     """What a file must be: its SHA-256 in hexadecimal, and its size in bytes."""
 
     sha256: str
     bytes: int
 
 
-def publish(path: Path, chunks: Iterable[bytes | memoryview]) -> Digest:
-    """Write a file under a temporary name, sync it, rename it, sync its folder."""
-    temporary = path.with_name(path.name + ".part")
-    sha256, size = hashlib.sha256(), 0
+def publish(path: Path, content: Content) -> Digest:
+    """Write a file under a temporary name of its own, sync it, rename it, sync its folder.
+
+    The digest is that of the file's bytes, read back while the disk syncs them: it holds even if the source of the
+    content changed meanwhile.
+    """
+    temporary = path.with_name(f"{path.name}.{unique()}.part")
     try:
-        # hashing and writing both release the GIL, so the hash costs next to nothing beside the disk
-        with ThreadPoolExecutor(1) as hasher, open(temporary, "wb") as file:
-            for chunk in chunks:
-                hasher.submit(sha256.update, chunk)
-                size += file.write(chunk)
+        with open(temporary, "x+b", opener=_create) as file:
+            if callable(content):
+                content(file)
+            else:
+                for chunk in content:
+                    file.write(chunk)
             file.flush()
-            os.fsync(file.fileno())
+            with ThreadPoolExecutor(1) as hasher:
+                digest = hasher.submit(_digest, file)
+                os.fsync(file.fileno())
+            found = digest.result()
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return Digest(sha256.hexdigest(), size)
+    return found
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Publish a file that somebody asked for; its folder is made if need be."""
+    """Publish a file that a user requested; create its folder if necessary."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(path, [content])
@@ -54,10 +74,72 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
+def unique() -> str:
+    """Twelve hexadecimal digits for a file name that was never used before."""
+    return secrets.token_hex(6)
+
+
+def sweep(folder: Path, name: re.Pattern[str], keep: Iterable[str] = ()) -> None:
+    """Remove the files whose name matches, and their leftover temporaries, except those to keep."""
+    kept = set(keep)
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        for entry in found:
+            if entry.name not in kept and name.fullmatch(_TEMPORARY.sub("", entry.name)):
+                Path(entry.path).unlink(missing_ok=True)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, open to be read. A missing file is a FileNotFoundError; an I/O error is not damage."""
+    try:
+        with open(path, "rb", opener=_regular) as file:
+            yield file
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} could not be read ({error}): check its permissions and the disk") from error
+
+
+def contents(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file of limited size."""
+    with reading(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > limit:
+            raise DamagedError(f"{path} must have at most {limit} bytes, got {size}: restore the file")
+        return file.read(limit)
+
+
 def digest(path: Path) -> Digest:
     """The digest of a file as it is now."""
-    with open(path, "rb") as file:
-        return Digest(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
+    with reading(path) as file:
+        return _digest(file)
+
+
+def check(path: Path, expected: Digest, named_by: str) -> None:
+    """Make sure that a file is the one that was committed."""
+    try:
+        found = digest(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedError(f"{path} is named in {named_by}, but it is missing: restore the file") from error
+    if found != expected:
+        what = "truncated or altered" if found.bytes != expected.bytes else "altered"
+        raise DamagedError(f"{path} must have the SHA-256 in {named_by}, but it was {what}: restore the file")
+
+
+def _digest(file: BinaryIO) -> Digest:
+    file.seek(0)
+    return Digest(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)  # type: ignore[arg-type]
+
+
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | _NO_FOLLOW, 0o666)
+
+
+def _regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | _NO_WAIT)  # opening a FIFO must not wait for its writer
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedError(f"{path} must be a regular file: restore it")
+    return descriptor
 
 
 def _sync_folder(folder: Path) -> None:
@@ -74,9 +156,9 @@ class WriterLock:
     """The exclusive right to write in a folder, until `release()` or the end of the process.
 
     POSIX record locks belong to a process: a forked worker does not inherit them (as it would with
-    `flock`), so they die with the writer. For the same reason they do not keep out a second writer
+    `flock`), so they end with the writer. For the same reason they do not exclude a second writer
     inside the process, which `_held` does; and closing any other descriptor of the file drops them,
-    so a writer makes sure of its lock before each commit.
+    so a writer takes its lock again before each commit.
     """
 
     _held: ClassVar[set[tuple[int, Path]]] = set()
@@ -97,7 +179,7 @@ class WriterLock:
         self._held.add(held)
 
     def ensure(self) -> None:
-        """Take the lock, again if need be."""
+        """Take the lock, again if necessary."""
         try:
             if fcntl is not None:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

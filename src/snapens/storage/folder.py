@@ -1,53 +1,53 @@
-"""Snapshots in a folder: one file each, and a manifest that is the only word on which of them exist."""
+"""Snapshots in a folder: one file each, and a manifest that alone says which of them exist."""
 
-import logging
-import re
-import secrets
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from ..errors import DamagedError, StoreError
-from . import durable, tensorfile
+from . import durable, jsonfile, manifest, tensorfile
+from .generations import Generations
 from .manifest import Manifest, Record
-from .tensorfile import Stored
-
-log = logging.getLogger("snapens")
-
-_NAME = re.compile(r"step-\d{9,}-[0-9a-f]{12}\.safetensors")
+from .sealed import Sealed
+from .store import Entry
+from .tensorfile import About, Place, Spec, Stored
 
 
 class Folder:
     """`manifest.json` and `snapshots/` inside a run folder; opening one to read creates nothing.
 
-    A commit writes the snapshot's file, sets the manifest aside, replaces it, and only then removes
-    what no manifest names: whatever interrupts it, one manifest stands and all that it names is there.
+    A commit writes the snapshot's file, then the manifest; only then are files removed that no manifest names.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = path / "snapshots"
+        self._generations = Generations(path / "manifest.json", self._files, r"step-\d{9,}")
         self._lock: durable.WriterLock | None = None
-        self._written: Manifest | None = None  # a writer's own; readers look at the disk each time
-        self._known: dict[str, dict[str, Stored]] = {}  # files whose digest was checked, or written here
+        self._written: Sealed[Manifest] | None = None  # a writer's own; readers look at the disk each time
+        self._on_disk: dict[bytes, set[str]] = {}  # what manifest.json may hold unless somebody else wrote it
+        self._reserved: tuple[int, Path] | None = None
+        self._known: dict[str, tuple[dict[str, Stored], dict[str, Place]]] = {}  # files that were checked or written
 
     def open_to_write(self, resume: bool) -> None:
-        """Become the folder's one writer; a folder that holds snapshots only on `resume`."""
-        manifest, closed = self.path / "manifest.json", self._lock is None
+        """Become the folder's one writer; a folder that holds snapshots is accepted only with `resume`."""
+        path, closed = self.path / "manifest.json", self._lock is None
         try:
             if closed:
                 self._files.mkdir(parents=True, exist_ok=True)
                 self._lock = durable.WriterLock(self.path / "writer.lock")
-                if not manifest.exists():
+                if not path.exists():
                     self._require_untouched()
-                    durable.publish(manifest, [Manifest(uuid.uuid4().hex).dumps()])
-                self._written = Manifest.read(manifest)
+                    durable.publish(path, [Manifest().encode(uuid.uuid4().hex)])
+                self._written = found = manifest.read(self.path)
+                self._on_disk = {found.content: _names(found.value)}
+                self._generations.rest_on(found.content, _names(found.value))
             if self.steps and not resume:
                 raise StoreError(
                     f"store must be a folder without snapshots, got {self.path}, which holds those of steps "
-                    f"{', '.join(map(str, self.steps))}: choose another, or resume=True to go on with that run"
+                    f"{', '.join(map(str, self.steps))}: choose another, or resume=True to continue that run"
                 )
         except BaseException as error:
             if closed:
@@ -58,7 +58,7 @@ class Folder:
             raise
 
     def close(self) -> None:
-        """Let another writer have the folder; reading goes on."""
+        """Let another writer have the folder; reading remains possible."""
         if self._lock is not None:
             self._lock.release()
         self._lock = self._written = None
@@ -66,97 +66,132 @@ class Folder:
     @property
     def run(self) -> str:
         """The identity of the run that the folder belongs to."""
-        return self._manifest.run
+        return str(self._manifest.run)
 
     @property
     def steps(self) -> dict[int, str]:
         """The committed snapshots, ascending: step -> a name that no other snapshot of the run has had."""
-        return {record.step: record.file for record in self._manifest.snapshots}
+        return {record.step: record.file for record in self._manifest.value.snapshots}
 
     def entries(self, step: int) -> dict[str, Stored]:
         """Where each tensor of a snapshot lies; the first look at a file checks its digest."""
-        manifest = self._manifest
-        record = {record.step: record for record in manifest.snapshots}[step]
-        found = dict(self._file(manifest, record.file))
-        for name, (file, key) in record.shared.items():
-            held = self._file(manifest, file)
+        records = {record.file: record for record in self._manifest.value.snapshots if record.step <= step}
+        record = {record.step: record for record in records.values()}[step]
+        own, elsewhere = self._file(record)
+        found = dict(own)
+        for name, (file, key) in (elsewhere | record.elsewhere).items():
+            held = self._file(records[file])[0] if file in records else {}
             if key not in held:
                 raise DamagedError(
-                    f"{self.path}: step {step} needs {key!r}, which {file} does not hold: restore the folder"
+                    f"{self.path}: step {step} needs {key!r} of {file}, which no snapshot holds: restore the folder"
                 )
             found[name] = held[key]
         return found
 
+    def reserve(self, step: int) -> str:
+        """The name of the file that the next commit will write if it is of this step."""
+        if self._reserved is None or self._reserved[0] != step:
+            self._reserved = step, self._generations.file(f"step-{step:09d}")
+        return self._reserved[1].name
+
     def append(
-        self, step: int, own: Mapping[str, Tensor], shared: Mapping[str, Stored], tied: Mapping[str, str]
+        self,
+        step: int,
+        specs: Mapping[str, Spec],
+        tensors: Iterable[tuple[str, Tensor | Entry]],
+        tied: Mapping[str, str],
+        partial: bool,
     ) -> None:
-        """Commit a snapshot: tensors of its own, tensors that lie in earlier files, names tied to other names."""
+        """Commit a snapshot; see `Store`."""
         base, lock = self._writable()
-        file = f"step-{step:09d}-{secrets.token_hex(6)}.safetensors"  # never used before in this folder
-        elsewhere = {name: (stored.path.name, stored.name) for name, stored in shared.items()}
-        elsewhere |= {name: elsewhere.get(first, (file, first)) for name, first in tied.items()}
+        run, file, files = str(base.run), self.reserve(step), _names(base.value)
+        longest = max((file, *files), key=len), max(specs, key=_encoded_length, default="")
+        items = _items(file, specs, tensors, tied)
         try:
             lock.ensure()
-            self._sweep(Manifest.read(self.path / "manifest.json"))  # what a failed commit left may fill the disk
-            digest = durable.publish(self._files / file, tensorfile.encode(own))
-            self._known[file] = tensorfile.entries(self._files / file)
-            committed = base.adding(Record(step, file, elsewhere), digest)
-            durable.publish(self.path / "manifest.previous.json", [base.dumps()])
-            durable.publish(self.path / "manifest.json", [committed.dumps()])
+            self._generations.sweep(self._named_on_disk())  # what a failed commit left may fill the disk
+            digest = tensorfile.stream(self._files / file, specs, items, About(run, "snapshot", step), longest)
+            self._known[file] = tensorfile.header(self._files / file)
+            committed = Manifest((*base.value.snapshots, Record(file, digest, step, partial)))
+            content, files = committed.encode(run), files | {file}
+            self._on_disk[content] = files  # whether or not the commit returns
+            self._reserved = None  # from now on a manifest may name the file
+            self._generations.commit(content, files)
         except OSError as error:
             raise StoreError(
                 f"the snapshot of step {step} could not be written to {self.path} ({error}); "
                 "the earlier ones are intact: make room or repair the folder, then call again"
             ) from error
-        self._written = committed
-        self._sweep(committed)
+        self._written = Sealed(committed, run, content)
+        self._on_disk = {content: files}
 
     def rewind(self, step: int) -> None:
-        """Forget the snapshots after `step`; their files go with the next commit. Those that stay are checked."""
-        self._written = self._writable()[0].upto(step)
-        for kept in self.steps:
-            self.entries(kept)
+        """Forget the snapshots after `step`; the next commit removes their files. The others are checked."""
+        before = self._writable()[0]
+        if (kept := before.value.upto(step)) != before.value:
+            self._written = Sealed(kept, before.run, kept.encode(str(before.run)))
+            self._generations.rest_on(self._written.content, _names(kept))
+        for one in self.steps:
+            self.entries(one)
 
     def _require_untouched(self) -> None:
-        """A manifest that was lost is not to be begun anew: the next commit would remove what it named."""
-        previous = self.path / "manifest.previous.json"
-        if previous.exists() or any(_NAME.fullmatch(path.name) for path in self._files.iterdir()):
-            remedy = f"copy {previous.name}, the one before, to it" if previous.exists() else "restore it"
+        """Do not replace a lost manifest by an empty one: the next commit would remove what it named."""
+        previous = self._generations.previous
+        named = previous is not None and previous.exists()
+        if named or any(self._generations.owns(path.name) for path in self._files.iterdir()):
+            remedy = "copy manifest.previous.json, the one before, to it" if named else "restore it"
             raise DamagedError(
                 f"{self.path} must hold manifest.json beside the snapshots that are there, got none: {remedy}, "
                 "or choose another folder"
             )
 
     @property
-    def _manifest(self) -> Manifest:
-        return self._written or Manifest.read(self.path / "manifest.json")
+    def _manifest(self) -> Sealed[Manifest]:
+        return self._written or manifest.read(self.path)
 
-    def _writable(self) -> tuple[Manifest, durable.WriterLock]:
+    def _writable(self) -> tuple[Sealed[Manifest], durable.WriterLock]:
         if self._written is None or self._lock is None:
             raise StoreError(
                 f"{self.path} is open to read only: let a SnapshotEnsembler write to it, or call open_to_write()"
             )
         return self._written, self._lock
 
-    def _file(self, manifest: Manifest, name: str) -> dict[str, Stored]:
-        if name not in self._known:
-            path = self._files / name
-            try:
-                found = durable.digest(path)
-            except OSError as error:
-                raise DamagedError(
-                    f"{path} is in the manifest but cannot be read ({error}): restore the file"
-                ) from error
-            if found != manifest.files[name]:
-                what = "truncated or altered" if found.bytes != manifest.files[name].bytes else "altered"
-                raise DamagedError(f"{path} must have the SHA-256 in the manifest, but it was {what}: restore the file")
-            self._known[name] = tensorfile.entries(path)
-        return self._known[name]
+    def _named_on_disk(self) -> set[str]:
+        """The files that the manifest on disk names; it must be the one that this writer read or wrote last."""
+        found = durable.contents(self.path / "manifest.json", jsonfile.SIZE_LIMIT)
+        if found not in self._on_disk:
+            raise StoreError(
+                f"store must have one writer, but another process changed {self.path / 'manifest.json'}: "
+                "stop the other process, then resume this run from its checkpoint"
+            )
+        return self._on_disk[found]
 
-    def _sweep(self, manifest: Manifest) -> None:
-        try:
-            for path in self._files.iterdir():
-                if path.name not in manifest.files and _NAME.match(path.name):
-                    path.unlink()
-        except OSError as error:  # the commit stands; what is left over only takes room, until the next one
-            log.warning("files in %s that are no longer needed could not be removed: %s", self._files, error)
+    def _file(self, record: Record) -> tuple[dict[str, Stored], dict[str, Place]]:
+        if record.file not in self._known:
+            path = self._files / record.file
+            durable.check(path, record.digest, "the manifest")
+            self._known[record.file] = tensorfile.header(path, About(self.run, "snapshot", record.step))
+        return self._known[record.file]
+
+
+def _names(found: Manifest) -> set[str]:
+    return {record.file for record in found.snapshots}
+
+
+def _encoded_length(name: str) -> int:
+    return len(jsonfile.compact(jsonfile.compact(name)))
+
+
+def _items(
+    file: str, specs: Mapping[str, Spec], tensors: Iterable[tuple[str, Tensor | Entry]], tied: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor | Place]]:
+    """What a snapshot's file holds itself, and the places of the rest."""
+    places: dict[str, Place] = {}
+    for name, item in tensors:
+        if isinstance(item, Stored) and item.name in specs:
+            places[name] = item.path.name, item.name
+            yield name, places[name]
+        else:  # there is no room in the header for a name that only earlier snapshots had
+            yield name, item if isinstance(item, Tensor) else item.read()
+    for name, first in tied.items():
+        yield name, places.get(first, (file, first))

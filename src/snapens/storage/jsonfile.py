@@ -1,35 +1,56 @@
-"""Strict JSON files: bounded in size, no NaN, no key twice."""
+"""Strict JSON: limited size and depth, no NaN, no duplicate keys."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-_SIZE_LIMIT = 1 << 28
+from . import durable
+
+SIZE_LIMIT = 1 << 28
 
 
 def read(path: Path) -> Any:
-    """The content of a file; ValueError, or RecursionError, where it is no strict JSON."""
-    if path.stat().st_size > _SIZE_LIMIT:
-        raise ValueError(f"larger than {_SIZE_LIMIT} bytes")
-    return loads(path.read_bytes())
+    """The content of a file; ValueError if it is not strict JSON."""
+    return loads(durable.contents(path, SIZE_LIMIT))
 
 
 def loads(text: str | bytes) -> Any:
-    """The content of a text, as `read` reads it."""
-    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+    """The content of a text; ValueError if it is not strict JSON."""
+    try:
+        return json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_distinct)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def dumps(content: Any) -> bytes:
-    """As strict JSON."""
+    """As strict JSON, indented."""
     return json.dumps(content, indent=1, allow_nan=False).encode()
+
+
+class Encoded(str):
+    """A value that is JSON already."""
+
+
+def lines(content: dict[str, Any]) -> bytes:
+    """As strict JSON, one line per field: the encoding of a sealed file. It is the only one for its content."""
+    fields = (f"{compact(name)}: {compact(value)}" for name, value in content.items())
+    return ("{\n" + ",\n".join(fields) + "\n}\n").encode()
+
+
+def compact(content: Any) -> str:
+    """As strict JSON in one line."""
+    try:
+        return content if isinstance(content, Encoded) else json.dumps(content, allow_nan=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
-        raise ValueError("a key that stands twice cannot be right")
+        raise ValueError("duplicate key")
     return content
 
 
-def _refuse_constant(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")

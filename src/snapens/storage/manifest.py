@@ -1,108 +1,115 @@
-"""The manifest of a folder of snapshots: strict JSON in, strict JSON out."""
+"""The manifest of a folder: the run's identity and its committed snapshots."""
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import DamagedError, StoreError
-from . import jsonfile
+from ..errors import ArgumentError, StoreError
+from . import durable, jsonfile, sealed
 from .durable import Digest
+from .sealed import Sealed
+from .typed import decoded
 
-FORMAT = 1
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-_HEX = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Elsewhere = dict[str, tuple[str, str]]
+"""Tensors of a snapshot that another name or an earlier file holds: name -> (file, name in that file)."""
 
 
 @dataclass(frozen=True)
-class Record:
-    """One snapshot: its completed step, the file it wrote, and the tensors that lie elsewhere.
+class FileRecord:
+    """A file of the folder and what it must be."""
 
-    `shared` maps a name to (file, name in that file): what equals the snapshot before it, and
-    what is tied to another name of its own.
+    file: str
+    digest: Digest
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.file):
+            raise ArgumentError(f"file must be a plain name, got {self.file!r}")
+        if not _SHA256.fullmatch(self.digest.sha256) or self.digest.bytes < 0:
+            raise ArgumentError(f"digest must be 64 hexadecimal digits and a size, got {self.digest}")
+
+
+@dataclass(frozen=True)
+class Record(FileRecord):
+    """One snapshot: its completed step and its file.
+
+    A partial one holds only some of a model's tensors. The file itself says which tensors lie elsewhere; `elsewhere`
+    does so for files that format 1 wrote.
     """
 
     step: int
-    file: str
-    shared: dict[str, tuple[str, str]] = field(default_factory=dict)
+    partial: bool = False
+    elsewhere: Elsewhere = field(default_factory=dict)
+
+    @cached_property
+    def encoded(self) -> str:
+        """As JSON, kept for the next commits; `elsewhere` is left out if nothing is in it."""
+        described = {"step": self.step, "file": self.file, "digest": vars(self.digest), "partial": self.partial}
+        return jsonfile.compact({**described, "elsewhere": self.elsewhere} if self.elsewhere else described)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The identity of a run, the files of its snapshots, and the snapshots in the order of their steps."""
+    """The snapshots in the order of their steps."""
 
-    run: str
-    files: dict[str, Digest] = field(default_factory=dict)
     snapshots: tuple[Record, ...] = ()
 
+    def __post_init__(self) -> None:
+        before, files = 0, set()
+        for record in self.snapshots:
+            files.add(record.file)
+            if record.step <= before or any(file not in files for file, _ in record.elsewhere.values()):
+                raise ArgumentError(f"snapshots must have ascending steps and earlier files, got step {record.step}")
+            before = record.step
+        if len(files) != len(self.snapshots):
+            raise ArgumentError("snapshots must have files of their own, got one file twice")
+
     def upto(self, step: int) -> "Manifest":
-        """Without the snapshots after `step`, and without the files that only they need."""
-        kept = tuple(record for record in self.snapshots if record.step <= step)
-        named = {record.file for record in kept}
-        return Manifest(self.run, {name: digest for name, digest in self.files.items() if name in named}, kept)
+        """Without the snapshots after `step`."""
+        return Manifest(tuple(record for record in self.snapshots if record.step <= step))
 
-    def adding(self, record: Record, digest: Digest) -> "Manifest":
-        """With one more snapshot."""
-        return Manifest(self.run, {**self.files, record.file: digest}, (*self.snapshots, record))
-
-    def dumps(self) -> bytes:
-        """As strict JSON."""
-        content = {
-            "format": FORMAT,
-            "run": self.run,
-            "files": {name: digest._asdict() for name, digest in self.files.items()},
-            "snapshots": [vars(record) for record in self.snapshots],
-        }
-        return jsonfile.dumps(content)
-
-    @classmethod
-    def read(cls, path: Path) -> "Manifest":
-        """Read and check a manifest; what it names is inside its folder."""
-        try:
-            content = jsonfile.read(path)
-            found = content["format"]
-            if isinstance(found, int) and found > FORMAT:
-                raise StoreError(
-                    f"{path} must have format {FORMAT} or older to be read here, got {found}: install a newer snapens"
-                )
-            if found != FORMAT:
-                raise ValueError(f"format {found!r}")
-            return _checked(content)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreError(
-                f"store must be a folder that holds {path.name}, got {path.parent}: check the path"
-            ) from error
-        except OSError as error:
-            raise StoreError(f"{path} could not be read ({error}): check who may read it") from error
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            previous = path.with_suffix(".previous.json")
-            remedy = f"{previous.name} beside it is the one before: copy it over this one"
-            raise DamagedError(
-                f"{path} must be a manifest as snapens wrote it, got {type(error).__name__}: {error}; "
-                f"{remedy if previous.exists() else 'restore the file'}"
-            ) from error
+    def encode(self, run: str) -> bytes:
+        """As a sealed file."""
+        records = jsonfile.Encoded(f"[{', '.join([record.encoded for record in self.snapshots])}]")
+        return sealed.encode("manifest", run, {"snapshots": records})
 
 
-def _checked(content: dict[str, Any]) -> Manifest:
-    kinds = {"format": int, "run": str, "files": dict, "snapshots": list}
-    _demand({key: type(value) for key, value in content.items()} == kinds, "its keys or their types")
-    files = {name: Digest(**digest) for name, digest in content["files"].items()}
-    for name, digest in files.items():
-        _demand(
-            _PLAIN.fullmatch(name) and _HEX.fullmatch(digest.sha256) and type(digest.bytes) is int, f"file {name!r}"
-        )
-    records: list[Record] = []
-    for raw in content["snapshots"]:
-        record = Record(raw["step"], raw["file"], {name: (file, key) for name, (file, key) in raw["shared"].items()})
-        before = records[-1].step if records else 0
-        _demand(type(record.step) is int and before < record.step, f"step {record.step!r} after {before}")
-        allowed = {record.file, *(earlier.file for earlier in records)}
-        elsewhere = all(file in allowed and type(key) is str for file, key in record.shared.values())
-        _demand(elsewhere and allowed <= files.keys(), f"the files of step {record.step}")
-        records.append(record)
-    return Manifest(content["run"], files, tuple(records))
+def read(path: Path) -> Sealed[Manifest]:
+    """The manifest of a folder."""
+    try:
+        return _parsed(path / "manifest.json", durable.contents(path / "manifest.json", jsonfile.SIZE_LIMIT))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"store must be a folder that holds manifest.json, got {path}: check the path") from error
 
 
-def _demand(rule: object, what: str) -> None:
-    if not rule:
-        raise ValueError(f"{what} cannot be right")
+@lru_cache(maxsize=8)  # readers look at the disk each time
+def _parsed(path: Path, raw: bytes) -> Sealed[Manifest]:
+    return sealed.read(path, "manifest", Manifest, format_1=_format_1, raw=raw)
+
+
+@dataclass(frozen=True)
+class _Record1:
+    step: int
+    file: str
+    shared: Elsewhere
+
+
+@dataclass(frozen=True)
+class _Manifest1:
+    format: int
+    run: str
+    files: dict[str, Digest]
+    snapshots: tuple[_Record1, ...]
+
+
+def _format_1(content: dict[str, Any]) -> Manifest:
+    found: _Manifest1 = decoded(_Manifest1, content, "manifest")
+    for name, digest in found.files.items():
+        FileRecord(name, digest)
+    return Manifest(
+        tuple(Record(one.file, found.files[one.file], one.step, False, one.shared) for one in found.snapshots)
+    )

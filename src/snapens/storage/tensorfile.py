@@ -1,22 +1,25 @@
 """The safetensors format: eight bytes of header length, a JSON header, the tensors' raw bytes.
 
-Written and read here rather than by the safetensors package for three reasons: a commit hashes the
-bytes while it writes them and syncs them itself; the memory of the live tensors is written as it is;
-a reader holds one tensor at a time, where a mapped file would count as a second copy of the model.
+Written and read here rather than by the safetensors package for three reasons: a commit writes one tensor at a time
+and syncs the file itself; the memory of the live tensors is written without a copy; a reader holds one tensor at a
+time, where a mapped file would count as a second copy of the model.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, DamagedError
+from ..errors import ArgumentError, DamagedError, StoreError
+from . import durable, jsonfile
+from .sealed import FORMAT
+from .typed import decoded
 
 _CODES = {
     torch.float64: "F64",
@@ -38,7 +41,32 @@ _CODES = {
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own
+_NAME_LIMIT = 100_000
 _CHUNK = 1 << 20
+
+Place = tuple[str, str]
+"""Where another file, or another name of the same file, holds a tensor: (file, name in that file)."""
+
+
+class Spec(NamedTuple):
+    """What a tensor will be, before its content is known."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its content."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file belongs to. It is part of the file's metadata, and readers compare it."""
+
+    run: str
+    kind: str
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,13 +81,16 @@ class Stored:
 
     def read(self) -> Tensor:
         """The tensor, in memory of its own."""
-        size = math.prod(self.shape) * self.dtype.itemsize
-        content = torch.empty(size, dtype=torch.uint8)
+        content = torch.empty(Spec(self.dtype, self.shape).nbytes, dtype=torch.uint8)
+        self.read_into(content.numpy().data)
+        return content.view(self.dtype).reshape(self.shape)
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Read the tensor's bytes into memory of exactly their size."""
         with _open(self.path) as file:
             file.seek(self.offset)
-            if file.readinto(content.numpy()) != size:
+            if file.readinto(buffer) != len(buffer):  # type: ignore[attr-defined]
                 raise DamagedError(f"{self.path} ends inside a tensor: it was truncated; restore the file")
-        return content.view(self.dtype).reshape(self.shape)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether the file has exactly these bytes. A trained tensor differs in its first chunk."""
@@ -70,57 +101,140 @@ class Stored:
             return all(file.read(len(chunk)) == bytes(chunk) for chunk in _chunks(tensor))
 
 
-def encode(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The file's bytes, piece by piece, for contiguous tensors on the CPU; nothing is copied."""
-    header, offset = {}, 0
-    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # aligned, for readers that map
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _CODES:
-            raise ArgumentError(
-                f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {tensor.dtype} for {name!r}"
-            )
-        end = offset + tensor.nbytes
-        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in tensors.values():
-        yield _raw(tensor)
+def in_file_order(specs: Mapping[str, Spec]) -> dict[str, Spec]:
+    """The order in which tensors must be written to be aligned, for readers that map the file."""
+    return dict(sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize))
 
 
-def entries(path: Path) -> dict[str, Stored]:
-    """What a file holds, from its header alone."""
+def save(path: Path, tensors: Mapping[str, Tensor], about: About) -> durable.Digest:
+    """Write a file of contiguous tensors on the CPU."""
+    specs = in_file_order({name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
+    return stream(path, specs, ((name, tensors[name]) for name in specs), about)
+
+
+def stream(
+    path: Path,
+    specs: Mapping[str, Spec],
+    items: Iterable[tuple[str, Tensor | Place]],
+    about: About,
+    longest: Place | None = None,
+) -> durable.Digest:
+    """Write a file tensor by tensor, in file order; each is held only while it is written.
+
+    An item is a contiguous tensor on the CPU, or the place that already holds it; no place is longer than `longest`.
+    Since the header comes first but depends on the items, room for it is reserved and the rest is filled with spaces.
+    """
+    metadata = {"format": str(FORMAT), "run": about.run, "kind": about.kind}
+    if about.step is not None:
+        metadata["step"] = str(about.step)
+    room = _room(specs, metadata, longest)
+
+    def content(file: BinaryIO) -> None:
+        header: dict[str, Any] = {"__metadata__": metadata}
+        elsewhere, offset = {}, 0
+        file.seek(8 + room)
+        for name, item in items:
+            if isinstance(item, Tensor):
+                end = offset + specs[name].nbytes
+                header[name] = _described(name, specs[name], offset, end)
+                file.write(_raw(item))
+                offset = end
+            else:
+                elsewhere[name] = item
+        if elsewhere:
+            metadata["elsewhere"] = jsonfile.compact(elsewhere)
+        if len(text := jsonfile.compact(header).encode()) > room:
+            raise ArgumentError(f"longest must be the longest place that an item has, got {longest}")
+        file.seek(0)
+        file.write(room.to_bytes(8, "little") + text.ljust(room))
+
+    return durable.publish(path, content)
+
+
+def entries(path: Path, about: About | None = None) -> dict[str, Stored]:
+    """The tensors that a file holds itself, from its header alone."""
+    return header(path, about)[0]
+
+
+def header(path: Path, about: About | None = None) -> tuple[dict[str, Stored], dict[str, Place]]:
+    """The tensors that a file holds, and the places of those that lie elsewhere; `about` is what it must belong to."""
     with _open(path) as file:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length <= _HEADER_LIMIT else b""
         size = file.seek(0, 2)
     try:
-        header: dict[str, Any] = json.loads(text)
-        header.pop("__metadata__", None)
-        found = {name: _entry(path, name, 8 + length, size, **entry) for name, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        content: dict[str, Any] = jsonfile.loads(text)
+        metadata = content.pop("__metadata__", {})
+        if len(content) > _NAME_LIMIT:
+            raise ValueError(f"more than {_NAME_LIMIT} tensors")
+        found = {name: _entry(path, name, 8 + length, **entry) for name, entry in content.items()}
+        _check_cover(found.values(), 8 + length, size)
+        _check_about(path, metadata, about)
+        elsewhere = jsonfile.loads(metadata.get("elsewhere", "{}"))
+        return found, decoded(dict[str, Place], elsewhere, "elsewhere")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(
-            f"{path} must be a safetensors file, but its header cannot be read ({error}); restore the file"
+            f"{path} must be a safetensors file, but its header cannot be read ({error}): restore the file"
         ) from error
-    return found
 
 
-def _entry(
-    path: Path, name: str, start: int, size: int, dtype: str, shape: list[int], data_offsets: list[int]
-) -> Stored:
+def _room(specs: Mapping[str, Spec], metadata: Mapping[str, str], longest: Place | None) -> int:
+    """The most bytes that a header may need, as a multiple of 8, so that the tensors are aligned."""
+    total = sum(spec.nbytes for spec in specs.values())
+    room = len(jsonfile.compact({"__metadata__": {**metadata, "elsewhere": ""}}))
+    for name, spec in specs.items():
+        own = len(jsonfile.compact({name: _described(name, spec, total, total)}))
+        other = len(jsonfile.compact(jsonfile.compact({name: longest}))) if longest else 0
+        room += max(own, other)
+    return room + -room % 8
+
+
+def _described(name: str, spec: Spec, begin: int, end: int) -> dict[str, Any]:
+    if spec.dtype not in _CODES:
+        raise ArgumentError(
+            f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {spec.dtype} for {name!r}"
+        )
+    return {"dtype": _CODES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
+
+
+def _entry(path: Path, name: str, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Stored:
     begin, end = data_offsets
-    bytes_needed = math.prod(shape) * _DTYPES[dtype].itemsize
-    if min(shape, default=0) < 0 or begin < 0 or end - begin != bytes_needed or start + end > size:
-        raise ValueError("a tensor lies outside the file")
-    return Stored(path, name, start + begin, _DTYPES[dtype], tuple(shape))
+    spec = Spec(_DTYPES[dtype], tuple(shape))
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)) or end - begin != spec.nbytes:
+        raise ValueError(f"the shape and the offsets of {name!r} do not agree")
+    return Stored(path, name, start + begin, *spec)
 
 
-def _open(path: Path) -> Any:
+def _check_cover(found: Iterable[Stored], start: int, size: int) -> None:
+    """The tensors must lie one after the other and fill the file, as the format demands."""
+    for stored in sorted(found, key=lambda stored: (stored.offset, math.prod(stored.shape))):
+        if stored.offset != start:
+            raise ValueError(f"{stored.name!r} overlaps another tensor or leaves a gap")
+        start += Spec(stored.dtype, stored.shape).nbytes
+    if start != size:
+        raise ValueError(f"it describes {start} bytes of {size}")
+
+
+def _check_about(path: Path, metadata: Mapping[str, str], about: About | None) -> None:
+    """Compare what a file says about itself; format 1, and other programs, wrote nothing."""
+    if "format" not in metadata:
+        return
+    if int(metadata["format"]) > FORMAT:
+        raise StoreError(
+            f"{path} must have format {FORMAT} or older, got {metadata['format']}: install a newer snapens"
+        )
+    step = metadata.get("step")
+    if about is not None and about != (found := About(metadata["run"], metadata["kind"], int(step) if step else None)):
+        raise DamagedError(f"{path} must be of {about}, got {found}: restore the file")
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
     try:
-        return open(path, "rb")
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be opened ({error.strerror}); restore the file") from error
+        with durable.reading(path) as file:
+            yield file
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedError(f"{path} cannot be opened ({error.strerror}): restore the file") from error
 
 
 def _raw(tensor: Tensor) -> memoryview:

@@ -1,0 +1,55 @@
+"""Generations: a sealed JSON file and the files that it names, replaced so that a crash leaves a whole generation."""
+
+import logging
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from . import durable
+
+log = logging.getLogger("snapens")
+
+
+class Generations:
+    """`NAME.json`, the files that it names, and (with `previous`) `NAME.previous.json` with what that one names.
+
+    New files are written first, under names never used before. Then `commit` publishes the JSON file, and only then
+    removes what no generation names. Whatever interrupts it, `NAME.json` is whole and everything it names exists.
+    """
+
+    def __init__(self, path: Path, files: Path, name: str, *, previous: bool = True) -> None:
+        self.path, self.files = path, files
+        self.previous = path.with_suffix(".previous.json") if previous else None
+        self._name = re.compile(name + r"-[0-9a-f]{12}\.safetensors")
+        self._json = re.compile("|".join(re.escape(one.name) for one in (path, self.previous) if one))
+        self._base: tuple[bytes, frozenset[str]] | None = None
+
+    def file(self, name: str) -> Path:
+        """A path for a new file."""
+        return self.files / f"{name}-{durable.unique()}.safetensors"
+
+    def owns(self, name: str) -> bool:
+        """Whether a file is one of these, by its name."""
+        return self._name.fullmatch(name) is not None
+
+    def rest_on(self, content: bytes, files: Collection[str]) -> None:
+        """Take a generation that was read, and is intact, as the one before the next commit."""
+        self._base = content, frozenset(files)
+
+    def commit(self, content: bytes, files: Collection[str]) -> None:
+        """Publish a generation whose files are written."""
+        kept = set(files)
+        if self.previous is not None and self._base is not None:
+            durable.publish(self.previous, [self._base[0]])
+            kept |= self._base[1]
+        durable.publish(self.path, [content])
+        self.rest_on(content, files)
+        self.sweep(kept)
+
+    def sweep(self, keep: Collection[str]) -> None:
+        """Remove files that no generation names, and temporaries of writers that were killed."""
+        try:
+            durable.sweep(self.files, self._name, keep)
+            durable.sweep(self.path.parent, self._json, [one.name for one in (self.path, self.previous) if one])
+        except OSError as error:  # the commit is complete; leftover files only take room until the next one
+            log.warning("files in %s that are no longer needed could not be removed: %s", self.files, error)

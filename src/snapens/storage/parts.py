@@ -1,0 +1,178 @@
+"""The outputs of one part of the data in a run folder: one file per member, one for the labels, and `PART.json`."""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError, DamagedError, MismatchError, StoreError
+from . import durable, manifest, sealed, tensorfile
+from .generations import Generations
+from .manifest import FileRecord
+from .tensorfile import About, Spec, Stored
+
+log = logging.getLogger("snapens")
+
+Member = tuple[str, NDArray[np.float16]]
+"""The name of a snapshot, and log-probabilities (examples, classes)."""
+
+FORMAT_1 = "outputs.safetensors"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True)
+class MemberRecord(FileRecord):
+    """One member: its step, the snapshot that it is, and the file with its log-probabilities."""
+
+    step: int
+    snapshot: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `PART.json` holds."""
+
+    examples: int
+    classes: int
+    labels: FileRecord
+    members: tuple[MemberRecord, ...] = ()
+
+
+class PartFolder:
+    """The outputs of one part in a run folder, as they are at one moment: make a new one for each operation."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        if not _NAME.fullmatch(part):
+            raise ArgumentError(f"part must be a plain name such as 'test' or 'held_out', got {part!r}")
+        self.folder, self.part, self.path = folder, part, folder / "outputs" / f"{part}.json"
+        self._manifest = manifest.read(folder)
+        self.snapshots = {record.step: record.file for record in self._manifest.value.snapshots}
+        """The members that there are: step -> name of the snapshot."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was saved for this part."""
+        return self._index is not None or f"{self.part}_labels" in self._format_1
+
+    @property
+    def needs_format_1(self) -> bool:
+        """Whether a member's outputs are only in the file of format 1, if anywhere."""
+        known = {record.snapshot for record in self._index.members} if self._index else set()
+        return not set(self.snapshots.values()) <= known
+
+    def labels(self) -> Stored:
+        """Where the labels lie."""
+        if (index := self._index) is None:
+            return self._format_1[f"{self.part}_labels"]
+        return self._checked(index.labels, None, "labels", Spec(torch.int64, (index.examples,)))
+
+    def member(self, step: int) -> Stored:
+        """Where the log-probabilities (examples, classes) of a member lie; they are checked."""
+        index, snapshot = self._index, self.snapshots.get(step)
+        record = next((one for one in index.members if one.snapshot == snapshot), None) if index else None
+        if index and record:
+            spec = Spec(torch.float16, (index.examples, index.classes))
+            return self._checked(record, record.step, "log_probabilities", spec)
+        if step in self._steps_1 and (rows := self._format_1.get(self.part)):
+            spec = Spec(rows.dtype, rows.shape[1:])
+            return Stored(rows.path, rows.name, rows.offset + self._steps_1.index(step) * spec.nbytes, *spec)
+        raise DamagedError(
+            f"{self.path.parent} must hold the outputs of every member for the part {self.part!r}, but those of step "
+            f"{step} are missing: restore them, resume the run, or save them again"
+        )
+
+    def put(self, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
+        """Write members, and drop all others if `replace`, or else those whose snapshot no longer exists."""
+        run, index = str(self._manifest.run), None if replace else self._intact_index()
+        alive = set(self.snapshots.values()) - {snapshot for snapshot, _ in members.values()}
+        records = [record for record in (index.members if index else ()) if record.snapshot in alive]
+        classes = next(iter(members.values()))[1].shape[-1]
+        if index and records and (classes != index.classes or not np.array_equal(labels, self.labels().read())):
+            raise MismatchError(
+                f"labels and classes must be those of the outputs of {self.part!r} in {self.folder}, got others: "
+                "choose another part, or save all members again"
+            )
+        files = Generations(self.path, self.path.parent, rf"{self.part}-(labels|step-\d{{9,}})", previous=False)
+        held = index.labels if index and records else self._written(files, "labels", labels, None)
+        for step, (snapshot, rows) in members.items():
+            file = self._written(files, f"step-{step:09d}", rows, step)
+            records.append(MemberRecord(file.file, file.digest, step, snapshot))
+        records.sort(key=lambda record: record.step)
+        content = asdict(Index(len(labels), classes, held, tuple(records)))
+        files.commit(sealed.encode("outputs", run, content), {held.file, *(record.file for record in records)})
+
+    @cached_property
+    def _index(self) -> Index | None:
+        try:
+            return sealed.read(self.path, "outputs", Index, run=self._manifest.run).value
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _intact_index(self) -> Index | None:
+        try:
+            return self._index
+        except DamagedError as error:
+            log.warning("%s; the outputs of the part are written again", error)
+            return None
+
+    @cached_property
+    def _format_1(self) -> dict[str, Stored]:
+        path = self.folder / FORMAT_1
+        return tensorfile.entries(path) if path.exists() else {}
+
+    @cached_property
+    def _steps_1(self) -> list[int]:
+        steps: list[int] = self._format_1["steps"].read().tolist() if "steps" in self._format_1 else []
+        return steps
+
+    def _written(self, files: Generations, name: str, array: NDArray[np.generic], step: int | None) -> FileRecord:
+        path = files.file(f"{self.part}-{name}")
+        kind = "labels" if step is None else "log_probabilities"
+        tensors = {kind: torch.from_numpy(np.ascontiguousarray(array))}
+        return FileRecord(path.name, tensorfile.save(path, tensors, About(str(self._manifest.run), kind, step)))
+
+    def _checked(self, record: FileRecord, step: int | None, kind: str, spec: Spec) -> Stored:
+        path = self.path.parent / record.file
+        durable.check(path, record.digest, self.path.name)
+        found = tensorfile.entries(path, About(str(self._manifest.run), kind, step)).get(kind)
+        if found is None or Spec(found.dtype, found.shape) != spec:
+            raise DamagedError(f"{path} must hold {kind} of shape {spec.shape}: restore the file")
+        return found
+
+
+def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
+    """The steps of all members, their log-probabilities (members, examples, classes), and the labels."""
+    files = PartFolder(folder, part)
+    if not files.exists:
+        raise StoreError(f"{folder} holds no outputs of the part {part!r}: save some first")
+    if not files.snapshots:
+        raise StoreError(f"{folder} holds no snapshot yet: wait for the first minimum")
+    rows = [files.member(step) for step in files.snapshots]
+    if {(row.dtype, len(row.shape)) for row in rows} != {(torch.float16, 2)} or len({row.shape for row in rows}) > 1:
+        raise DamagedError(f"{folder} must hold float16 outputs of one shape for the part {part!r}: restore them")
+    found = np.empty((len(rows), *rows[0].shape), np.float16)
+    for row, stored in zip(found, rows, strict=True):
+        stored.read_into(row.data.cast("B"))
+    return tuple(files.snapshots), found, files.labels().read().numpy()
+
+
+def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
+    """Write members of a part; only one writer at a time does so."""
+    try:
+        (folder / "outputs").mkdir(exist_ok=True)
+        lock = durable.WriterLock(folder / "outputs" / "writer.lock")
+        try:
+            PartFolder(folder, part).put(members, labels, replace=replace)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise StoreError(
+            f"the outputs of the part {part!r} could not be written to {folder} ({error}); "
+            "the earlier ones are intact: make room, then try again"
+        ) from error

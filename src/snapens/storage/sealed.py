@@ -1,0 +1,96 @@
+"""Sealed JSON files: each one carries its format, its kind, the run that it belongs to, and a checksum of all that.
+
+A reader accepts a file only if its bytes are the encoding of what it parsed, so that every altered bit is detected.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ..errors import DamagedError, StoreError
+from . import durable, jsonfile
+from .typed import UnknownFieldError, decoded
+
+FORMAT = 2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sealed(Generic[T]):
+    """What a file holds: the value, the run that it belongs to (format 1 did not always say), and the file's bytes."""
+
+    value: T
+    run: str | None
+    content: bytes
+
+
+def encode(kind: str, run: str, content: Mapping[str, Any]) -> bytes:
+    """The bytes of a sealed file."""
+    body = jsonfile.lines({"format": FORMAT, "kind": kind, "run": run, **content})
+    return body.removesuffix(b"\n}\n") + b',\n"sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def read(
+    path: Path,
+    kind: str,
+    form: type[T],
+    *,
+    run: str | None = None,
+    format_1: Callable[[dict[str, Any]], T] | None = None,
+    raw: bytes | None = None,
+) -> Sealed[T]:
+    """Read a file as a `form`; `format_1` decodes what format 1 had in its place; `raw` is the content if it is known.
+
+    A missing file is a FileNotFoundError. A damaged one, or one of another run, is a DamagedError; one of a newer
+    version, or one that the system cannot read, is another StoreError.
+    """
+    raw = durable.contents(path, jsonfile.SIZE_LIMIT) if raw is None else raw
+    intact = False
+    try:
+        content = jsonfile.loads(raw)
+        if not isinstance(content, dict):
+            raise ValueError(f"{type(content).__name__} instead of an object")
+        if format_1 is not None and "kind" not in content and content.get("format", 1) == 1:
+            return Sealed(format_1(content), content.get("run"), raw)
+        owner = _unsealed(path, kind, run, raw, content)
+        intact = True
+        return Sealed(decoded(form, content, kind), owner, raw)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if intact or isinstance(error, UnknownFieldError):
+            raise StoreError(
+                f"{path} cannot be interpreted by this version of snapens ({error}): install a newer one"
+            ) from error
+        previous = path.with_suffix(".previous.json")
+        remedy = f"{previous.name} beside it is the one before: copy it over this one"
+        raise DamagedError(
+            f"{path} must be what snapens wrote, got {error}: {remedy if previous.exists() else 'restore the file'}"
+        ) from error
+
+
+def _unsealed(path: Path, kind: str, run: str | None, raw: bytes, content: dict[str, Any]) -> str:
+    """Check a seal and remove it from the content; returns the run."""
+    found = content.get("format")
+    if type(found) is int and found > FORMAT and not _is_sealed({**content, "format": FORMAT}):
+        raise StoreError(
+            f"{path} must have format {FORMAT} or older to be read here, got {found}: install a newer snapens"
+        )
+    if found != FORMAT or not _is_sealed(content) or raw != jsonfile.lines(content):
+        raise ValueError("another content than its checksum says")
+    if content["kind"] != kind:
+        raise ValueError(f"a file of kind {content['kind']}")
+    if run is not None and content["run"] != run:
+        raise DamagedError(
+            f"{path} must belong to run {run}, as the manifest does, got run {content['run']}: restore the file"
+        )
+    for name in ("format", "kind", "sha256"):
+        del content[name]
+    return str(content.pop("run"))
+
+
+def _is_sealed(content: dict[str, Any]) -> bool:
+    body = {name: value for name, value in content.items() if name != "sha256"}
+    found = hashlib.sha256(jsonfile.lines(body)).hexdigest()
+    return {"format", "kind", "run"} <= body.keys() and content.get("sha256") == found

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+from snapens import Snapshots
+from snapens.combination import Combination
+from snapens.errors import ArgumentError, DamagedError, StoreError
+
+RUN, OTHER = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def folder(tmp_path):
+    store = Snapshots(tmp_path / "run")
+    store.open_to_write()
+    store.close()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [
+        Combination.last(3),
+        Combination(newest=2, weights=(0.25, 0.75), temperature=1.5),
+        Combination(((RUN, 4), (RUN, 8), (OTHER, 8)), weights=(1.0, 0.0, 2.0), exit_threshold=0.9),
+    ],
+)
+def test_a_combination_is_saved_and_loaded(folder, combination):
+    combination.save(folder)
+    assert Combination.load(folder) == combination
+    content = json.loads((folder / "combination.json").read_text())
+    assert (content["format"], content["kind"]) == (2, "combination")
+
+
+def test_the_last_m_members_have_equal_weights_and_no_exit():
+    last = Combination.last(3)
+    assert (last.members, last.newest, last.weights, last.temperature, last.exit_threshold) == ((), 3, (), 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, r"members must be at least one \(run, step\), or newest at least 1 instead, got members=\(\)"),
+        ({"newest": 0}, "newest at least 1 instead, got .* newest=0"),
+        ({"newest": 1, "members": ((RUN, 4),)}, "newest at least 1 instead"),
+        ({"members": ((RUN, 4), (RUN, 4))}, "members must be different, .*: use weights"),
+        ({"members": ((RUN, 0),)}, "a step of at least 1"),
+        ({"members": (("", 4),)}, "the name of a run"),
+        ({"newest": 2, "weights": (1.0,)}, r"weights must be 2 finite numbers .*, got \(1\.0,\)"),
+        ({"newest": 2, "weights": (1.0, -1.0)}, "weights must be 2 finite numbers of at least 0"),
+        ({"newest": 2, "weights": (1.0, float("nan"))}, "weights must be 2 finite numbers"),
+        ({"newest": 2, "weights": (0.0, 0.0)}, "not all 0"),
+        ({"newest": 2, "temperature": 0.0}, r"temperature must be a finite number greater than 0, got 0\.0"),
+        ({"newest": 2, "temperature": float("inf")}, "temperature must be a finite number"),
+        ({"newest": 2, "exit_threshold": 0.0}, r"exit_threshold must be between 0 and 1, or None, got 0\.0"),
+        ({"newest": 2, "exit_threshold": 1.5}, "exit_threshold must be between 0 and 1"),
+    ],
+)
+def test_a_combination_that_breaks_a_rule_is_rejected(values, message):
+    with pytest.raises(ArgumentError, match=message):
+        Combination(**values)
+
+
+def test_a_combination_that_is_missing_altered_or_of_another_run_is_an_error_of_our_own(folder, tmp_path):
+    with pytest.raises(StoreError, match=r"holds no combination\.json: fit and save one first"):
+        Combination.load(folder)
+    with pytest.raises(StoreError, match=r"must be a folder that holds manifest\.json"):
+        Combination.last(2).save(tmp_path / "none")
+    Combination.last(2).save(folder)
+    content = (folder / "combination.json").read_bytes()
+    (folder / "combination.json").write_bytes(content.replace(b'"newest": 2', b'"newest": 3'))
+    with pytest.raises(DamagedError, match=r"combination\.json must be what snapens wrote"):
+        Combination.load(folder)
+    other = Snapshots(tmp_path / "other")
+    other.open_to_write()
+    (tmp_path / "other/combination.json").write_bytes(content)
+    with pytest.raises(DamagedError, match="must belong to run"):
+        Combination.load(tmp_path / "other")

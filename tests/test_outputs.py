@@ -1,0 +1,166 @@
+"""The outputs of a user's own loop: saved into a run folder and read by anyone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from snapens import Snapshots
+from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
+from snapens.outputs import Outputs
+from snapens.storage import durable
+
+LABELS = np.array([0, 1, 2, 0], np.int64)
+
+
+def rows(seed, classes=3):
+    logits = torch.randn(4, classes, generator=torch.Generator().manual_seed(seed))
+    return logits.log_softmax(-1).half().numpy()
+
+
+def outputs(*steps, labels=LABELS):
+    return Outputs(steps, np.stack([rows(step) for step in steps]), labels)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    store = Snapshots(tmp_path / "run")
+    store.open_to_write()
+    for step in (4, 8):
+        store.commit(step, {"w": torch.full((1,), float(step))})
+    store.close()
+    return tmp_path / "run"
+
+
+def test_outputs_are_saved_and_loaded_by_part(folder):
+    outputs(4, 8).save(folder, "held_out")
+    found = Outputs.load(folder, "held_out")
+    assert found.steps == (4, 8)
+    assert np.array_equal(found.log_probabilities, np.stack([rows(4), rows(8)]))
+    assert np.array_equal(found.labels, LABELS)
+    content = json.loads((folder / "outputs/held_out.json").read_text())
+    assert (content["kind"], content["examples"], content["classes"]) == ("outputs", 4, 3)
+    snapshots = Snapshots(folder).identity["snapshots"]
+    assert {member["step"]: member["snapshot"] for member in content["members"]} == snapshots
+    with pytest.raises(StoreError, match=r"holds no outputs of the part 'test': save some first"):
+        Outputs.load(folder)
+
+
+def test_saving_again_replaces_what_was_there(folder):
+    outputs(4, 8).save(folder, "test")
+    other = Outputs((4, 8), np.stack([rows(1), rows(2)]), LABELS[::-1].copy())
+    other.save(folder, "test")
+    found = Outputs.load(folder)
+    assert np.array_equal(found.log_probabilities, other.log_probabilities)
+    assert np.array_equal(found.labels, other.labels)
+    assert len(list((folder / "outputs").glob("*.safetensors"))) == 3
+    assert not list((folder / "outputs").glob("*.part"))
+
+
+def test_one_member_is_appended_and_the_others_are_not_written_again(folder):
+    outputs(8).append(folder, "test")
+    with pytest.raises(DamagedError, match="those of step 4 are missing: restore them, resume the run, or save them"):
+        Outputs.load(folder)
+    before = {path: path.stat().st_mtime_ns for path in (folder / "outputs").glob("*.safetensors")}
+    outputs(4).append(folder, "test")
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert Outputs.load(folder).steps == (4, 8)
+
+
+def test_a_part_with_other_labels_or_classes_is_not_mixed_with_the_one_that_is_there(folder):
+    outputs(4).append(folder, "test")
+    for other in (outputs(8, labels=LABELS[::-1].copy()), Outputs((8,), rows(8, classes=5)[None], LABELS)):
+        with pytest.raises(MismatchError, match="labels and classes must be those of the outputs of 'test'"):
+            other.append(folder, "test")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": (4,)}, r"float16 of shape \(1 steps, examples, classes\), got float16 of \(2, 4, 3\)"),
+        ({"log_probabilities": np.zeros((2, 4, 3))}, "float16 of shape .* got float64"),
+        ({"log_probabilities": np.zeros((2, 4), np.float16)}, "got float16 of"),
+        ({"log_probabilities": np.zeros((2, 0, 3), np.float16)}, "got float16 of"),
+        ({"log_probabilities": np.full((2, 4, 3), np.nan, np.float16)}, "must not be NaN"),
+        ({"log_probabilities": np.full((2, 4, 3), -np.inf, np.float16)}, "nor -inf for all classes"),
+        (
+            {"labels": LABELS[:3]},
+            r"labels must be int64, one per example \(4\), from 0 to 2, got int64 of shape \(3,\)",
+        ),
+        ({"labels": LABELS.astype(np.int32)}, "labels must be int64"),
+        ({"labels": LABELS + 1}, "from 0 to 2"),
+        ({"labels": LABELS - 1}, "from 0 to 2"),
+    ],
+)
+def test_outputs_that_break_a_rule_are_rejected(change, message):
+    values = {"steps": (4, 8), "log_probabilities": np.stack([rows(4), rows(8)]), "labels": LABELS}
+    with pytest.raises(ArgumentError, match=message):
+        Outputs(**{**values, **change})
+
+
+def test_a_part_must_have_a_plain_name_and_a_member_a_snapshot(folder, tmp_path):
+    for part in ("", "../x", "a/b", "a.json", "é"):
+        with pytest.raises(ArgumentError, match="part must be a plain name"):
+            outputs(4, 8).save(folder, part)
+    with pytest.raises(ArgumentError, match=r"steps must be those of snapshots in .* \(\[4, 8\]\), got \[12\]"):
+        outputs(8, 12).save(folder, "test")
+    with pytest.raises(ArgumentError, match=r"those of one member to be appended, got 2: use save\(\)"):
+        outputs(4, 8).append(folder, "test")
+    with pytest.raises(StoreError, match=r"must be a folder that holds manifest\.json"):
+        outputs(4).save(tmp_path / "none", "test")
+    assert not (folder / "outputs").exists()
+
+
+def test_outputs_that_are_written_before_their_snapshot_are_not_read(tmp_path):
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    outputs(4).append(tmp_path, "test", store.reserve(4))
+    with pytest.raises(StoreError, match="holds no snapshot yet: wait for the first minimum"):
+        Outputs.load(tmp_path)
+    store.commit(4, {"w": torch.ones(1)})
+    assert Outputs.load(tmp_path).steps == (4,)
+
+
+def test_outputs_of_a_run_that_was_started_again_are_rejected(folder):
+    outputs(4, 8).save(folder, "test")
+    store = Snapshots(folder)
+    (folder / "manifest.json").unlink()
+    shutil.rmtree(folder / "snapshots")
+    (folder / "manifest.previous.json").unlink()
+    store.open_to_write()
+    store.close()
+    with pytest.raises(DamagedError, match="must belong to run"):
+        Outputs.load(folder)
+
+
+@pytest.mark.parametrize("name", ["test.json", "test-labels-*", "test-step-000000004-*"])
+def test_every_file_of_a_part_is_checked(folder, name):
+    outputs(4, 8).save(folder, "test")
+    (path,) = (folder / "outputs").glob(name)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        altered = bytearray(whole)
+        altered[place] ^= 1 << place % 8
+        path.write_bytes(altered)
+        with pytest.raises(StoreError):
+            Outputs.load(folder)
+    path.write_bytes(whole)
+    assert Outputs.load(folder).steps == (4, 8)
+
+
+def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, monkeypatch):
+    outputs(4, 8).save(folder, "test")
+    lock = durable.WriterLock(folder / "outputs/writer.lock")
+    with pytest.raises(LockedError):
+        outputs(4, 8).save(folder, "test")
+    lock.release()
+
+    def full(path, content):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(durable, "publish", full)
+    with pytest.raises(StoreError, match=r"outputs of the part 'other' could not be written .*no space left"):
+        outputs(4, 8).save(folder, "other")
+    assert Outputs.load(folder).steps == (4, 8)
