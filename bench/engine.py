@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from snapens.lab import data, nets
 from snapens.lab.engine import pack as engine
-from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.recipe import Budget, Dataset, Network, Recipe, Snapshot
 
 TURNS, STEPS = 100, 16
 
@@ -26,16 +26,16 @@ def by_hand(recipe, images):
     mean, deviation = map(torch.tensor, images.normalisation())
     x = torch.from_numpy(images.train.pixels)
     y = torch.from_numpy(images.train.labels)
-    network = nets.build(recipe.network, classes=len(images.classes), channels=images.channels)
+    network = nets.of(recipe, len(images.classes), images.inputs)
     network.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
-        network.parameters(), lr=recipe.lr, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
+        network.parameters(), lr=recipe.optimizer.lr, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
     )
     schedule = recipe.schedule(len(y))
     step = 0
     while True:
-        for batch in torch.randperm(len(y)).split(recipe.batch):
-            optimizer.param_groups[0]["lr"] = recipe.lr * schedule(step)
+        for batch in torch.randperm(len(y)).split(recipe.budget.batch):
+            optimizer.param_groups[0]["lr"] = recipe.optimizer.lr * schedule(step)
             channels_last = ((x[batch].float() - mean) / deviation).permute(0, 3, 1, 2)
             loss = cross_entropy(network(channels_last), y[batch])
             loss.backward()
@@ -52,7 +52,7 @@ def seconds(action) -> float:
 
 
 def main() -> None:
-    recipe = Recipe(network="small", dataset="glyphs", epochs=1000, cycles=1)
+    recipe = Recipe(Network("small"), Dataset("glyphs"), Snapshot(cycles=1), Budget(epochs=1000))
     images = data.load("glyphs", None)
     loop = by_hand(recipe, images)
     with tempfile.TemporaryDirectory() as folder:
@@ -77,8 +77,8 @@ def main() -> None:
             theirs.append(seconds(loop_steps) / STEPS)
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     print(
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, small network, batch {recipe.batch}: engine "
-        f"{1e3 * statistics.median(ours):.2f} ms a step, by hand {1e3 * statistics.median(theirs):.2f} ms, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}, small network, batch {recipe.budget.batch}: engine "
+        f"{1e3 * statistics.median(ours):.2f} ms per step, by hand {1e3 * statistics.median(theirs):.2f} ms, "
         f"ratio {ratio:.3f} (n = {TURNS} turns of {STEPS} steps)"
     )
 

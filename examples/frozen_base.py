@@ -1,4 +1,4 @@
-"""Fine-tuning: the frozen base is stored once, whatever the number of snapshots, and streaming swaps only the rest."""
+"""Fine-tuning: a frozen base is stored once for all snapshots, and a streamed ensemble reads only the other tensors."""
 
 import sys
 import tempfile
@@ -11,7 +11,7 @@ from snapens import CyclicCosine, Ensemble, SnapshotEnsembler
 
 torch.manual_seed(0)
 base = nn.Sequential(nn.Linear(32, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU())
-model = nn.Sequential(base, nn.Linear(1024, 5))  # imagine pretrained weights in the base
+model = nn.Sequential(base, nn.Linear(1024, 5))  # in practice, the base has pretrained weights
 base.requires_grad_(False)
 optimizer = torch.optim.AdamW(model[1].parameters(), lr=1e-3)
 
@@ -27,7 +27,7 @@ for _ in range(100):
 sizes = [path.stat().st_size for path in sorted((folder / "snapshots").iterdir())]
 print("bytes per snapshot:", *sizes)
 
-ensemble = Ensemble.load(folder, model, resident=False)  # one replica; four small swaps
+ensemble = Ensemble.load(folder, model, resident=False)  # one replica, in which only the last layer is replaced
 x = torch.randn(1000, 32)
 accuracy = (ensemble.predict(x.split(100)).argmax(1) == x[:, :5].argmax(1)).float().mean()
-print(f"accuracy of the {len(ensemble.steps)} members together: {accuracy:.1%}")
+print(f"accuracy of the ensemble of {len(ensemble.steps)} members: {accuracy:.1%}")

@@ -1,4 +1,4 @@
-"""The four lines in a plain loop: three spirals, five cycles, the error of each snapshot and of the ensemble."""
+"""Four more lines in a plain loop: three spirals, five cycles, the error of each snapshot and of the ensemble."""
 
 import torch
 from torch import nn
@@ -31,6 +31,6 @@ for _ in range(schedule.total_steps):
     optimizer.zero_grad()
     if ensembler.step() is not None:  # a cycle has just ended
         ensemble = ensembler.ensemble()
-        alone = metrics.error(ensemble.predict_members([test_x])[-1], test_y)
-        together = metrics.error(ensemble(test_x), test_y)
-        print(f"step {ensembler.completed}: error of this snapshot {alone:.1%}, of the ensemble {together:.1%}")
+        newest = metrics.error(ensemble.predict_members([test_x])[-1], test_y)
+        mean = metrics.error(ensemble(test_x), test_y)
+        print(f"step {ensembler.completed}: error of this snapshot {newest:.1%}, of the ensemble {mean:.1%}")

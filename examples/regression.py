@@ -1,4 +1,4 @@
-"""Regression: members average their outputs, and where they differ the ensemble is unsure."""
+"""Regression: the ensemble averages the outputs of its members; where they differ, its prediction is uncertain."""
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ for _ in range(1500):
 ensemble = ensembler.ensemble(activation=None)
 inside, outside = torch.linspace(-2, 2, 50)[:, None], torch.linspace(3, 5, 50)[:, None]
 error = nn.functional.mse_loss(ensemble(inside), torch.sin(3 * inside)).sqrt()
-print(f"root mean squared error where there was data: {error:.3f}")
-for name, points in (("inside the data", inside), ("outside", outside)):
+print(f"root mean squared error inside the range of the data: {error:.3f}")
+for name, points in (("inside", inside), ("outside", outside)):
     spread = ensemble.predict_members([points]).std(0).mean()
-    print(f"mean spread of the members {name}: {spread:.3f}")
+    print(f"mean standard deviation of the members {name} this range: {spread:.3f}")

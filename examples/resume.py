@@ -1,8 +1,8 @@
-"""Stop and resume anywhere: run this script again and again until it has finished.
+"""Stop at any step and resume: run this script repeatedly until it has finished.
 
     python resume.py [FOLDER [STOP_AFTER_STEPS]]
 
-The checkpoint holds model, optimizer, random state and ensembler; the snapshots lie in FOLDER/run.
+The checkpoint contains the model, the optimizer, the random state and the ensembler; the snapshots are in FOLDER/run.
 """
 
 import sys
@@ -28,7 +28,7 @@ parts = {"model": model, "optimizer": optimizer, "ensembler": ensembler}
 def save() -> None:
     state = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in parts.items()}}
     torch.save(state, checkpoint.with_suffix(".new"))
-    checkpoint.with_suffix(".new").replace(checkpoint)  # whole or not at all
+    checkpoint.with_suffix(".new").replace(checkpoint)  # the checkpoint is replaced completely or not at all
 
 
 if checkpoint.exists():
@@ -37,7 +37,7 @@ if checkpoint.exists():
     for name, part in parts.items():
         part.load_state_dict(state[name])
 else:
-    save()  # before the first step, so that there is always one to go back to
+    save()  # before the first step, so that there is always a checkpoint to resume from
 print(f"starting at step {ensembler.completed}")
 
 while ensembler.completed < 300 and stop_after > 0:

@@ -1,4 +1,4 @@
-"""Triton's interpreter (3.6 to 3.9), made fit for NumPy 2.4 and for bfloat16, which NumPy does not have."""
+"""Fixes for Triton's interpreter (3.6 to 3.9): NumPy 2.4, and bfloat16, which NumPy does not have."""
 
 from inspect import signature
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def rounded(values):
-    """The bits of float32 values as bfloat16, to nearest, ties to even, as a GPU rounds; the interpreter truncates."""
+    """Round float32 to the bits of bfloat16, to nearest, ties to even, as a GPU does; the interpreter truncates."""
     bits = values.astype(np.float32).view(np.uint32)
     nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(values), 0x7FC0, nearest).astype(np.uint16)
@@ -17,7 +17,7 @@ def widened(bits):
 
 
 def repair():
-    """Once, after Triton was told to interpret."""
+    """Patch the interpreter; call this once, after TRITON_INTERPRET is set."""
     from triton import language as tl
     from triton.runtime import interpreter
 
@@ -36,16 +36,17 @@ def repair():
 
     def patch_tensor(tensor, scope):
         patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # int(array of one) is no more
+        # NumPy 2.4 rejects int(array), even for an array of one element
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     def create_dot(self, a, b, d, *options):
-        if a.dtype.scalar == tl.bfloat16:  # multiplied as the integers that stand for them, otherwise
+        if a.dtype.scalar == tl.bfloat16:  # otherwise the bits are multiplied as integers
             a, b = (interpreter.TensorHandle(widened(x.data), tl.float32) for x in (a, b))
         return multiply(self, a, b, d, *options)
 
     def create_descriptor_reduce(self, kind, descriptor, value, indices):
-        """An addition, the only one that is used; the interpreter has none. bfloat16 is rounded after it."""
-        policies = len(signature(self.create_descriptor_load).parameters) - 2  # two in 3.6, one in 3.9
+        """Add, the only reduction in use; the interpreter lacks it. A sum of bfloat16 is rounded."""
+        policies = len(signature(self.create_descriptor_load).parameters) - 2  # two in Triton 3.6, one in 3.9
         before = self.create_descriptor_load(descriptor, indices, *[None] * policies).data
         if value.dtype.scalar == tl.bfloat16:
             total = rounded(widened(before) + widened(value.data))
@@ -54,7 +55,7 @@ def repair():
         self.create_descriptor_store(descriptor, interpreter.TensorHandle(total, value.dtype.scalar), indices)
 
     interpreter.InterpreterBuilder.create_descriptor_reduce = create_descriptor_reduce
-    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)  # as a GPU's
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)  # as on a GPU
     interpreter._convert_float = convert_float
     interpreter._patch_lang_tensor = patch_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot

@@ -1,5 +1,6 @@
 """Data, networks and recipes small enough to train in a moment; networks are named `tiny:callable` in a recipe."""
 
+import json
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -10,12 +11,33 @@ from torch import nn
 from snapens.lab.data.images import ImageData, Images
 from snapens.lab.nets.dense.densenet import densenet
 from snapens.lab.nets.resnet import cifar
-from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.recipe import Settings
+from snapens.storage import sealed
 
 CLASSES = ("circle", "square", "star", "line")
 SIZE = 8
-RECIPE = Recipe(network="tiny:net", dataset="tiny", epochs=4, cycles=2, batch=8, lr=0.05)
-"""20 steps on 40 images: 5 an epoch, snapshots at 10 and 20."""
+SETTINGS = Settings(network="tiny:net", dataset="tiny", epochs=4, cycles=2, batch=8, lr=0.05)
+"""20 steps on 40 images: 5 per epoch, snapshots at 10 and 20."""
+RECIPE = SETTINGS.recipe()
+FORMAT_1 = {
+    "network": "tiny:net",
+    "dataset": "tiny",
+    "method": "snapshot",
+    "epochs": 4,
+    "cycles": 2,
+    "lr": 0.05,
+    "batch": 8,
+    "seed": 0,
+    "dropout": 0.0,
+    "stem_stride": 1,
+    "weight_decay": 0.0001,
+    "momentum": 0.9,
+    "warmup_epochs": 0,
+    "pattern": [],
+    "held_out": 0,
+    "held_out_seed": 0,
+}
+"""The recipe as format 1 wrote it."""
 
 
 def images(count, seed, channels=3):
@@ -50,6 +72,12 @@ class Files:
 
     def __len__(self):
         return len(self.pixels)
+
+    def take(self, indices):
+        return Files(self.pixels[indices])
+
+    def identity(self):
+        yield self.pixels.tobytes()
 
     def crops(self, indices, draws):
         return np.stack([self.crop(self.pixels[i], None if draws is None else draws[k]) for k, i in enumerate(indices)])
@@ -88,14 +116,7 @@ def head(*, classes, channels):
 
 def dense(*, classes, channels, dropout=0.0):
     """Of blocks that a GPU compiles."""
-    network = densenet(depth=7, growth=4, classes=classes, channels=channels, dropout=dropout)
-    network.fused = False
-    return network
-
-
-def fused(*, classes, channels, dropout=0.0):
-    """Of dense blocks that are computed as one on a GPU that can."""
-    return densenet(depth=10, growth=12, classes=classes, channels=channels, dropout=dropout)
+    return densenet(depth=7, growth=4, classes=classes, channels=channels, dropout=dropout)
 
 
 def residual(*, classes, channels, dropout=0.0):
@@ -122,9 +143,18 @@ def raising(*, classes, channels):
 
 
 def recipe(**changes):
-    return replace(RECIPE, **changes)
+    """The recipe of the settings above, with some of them changed."""
+    return replace(SETTINGS, **changes).recipe()
 
 
 def equal(a, b):
     """Whether two mappings hold the same tensors, bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def altered(path, change):
+    """Change the text of a sealed file, and seal it again."""
+    content = json.loads(path.read_text())
+    kind, run = content["kind"], content["run"]
+    kept = {name: value for name, value in content.items() if name not in ("format", "kind", "run", "sha256")}
+    path.write_bytes(sealed.encode(kind, run, json.loads(change(json.dumps(kept)))))

@@ -1,4 +1,4 @@
-"""Writers of tiny data sets, each in the format of the real files, from pixels that the tests keep."""
+"""Writers of tiny data sets, each in the format of the real files, from pixels that the tests know."""
 
 import io
 import struct
@@ -85,14 +85,14 @@ def cifar100(root, pixels, labels, test_pixels, test_labels, pickled=False):
 
 
 def svhn(path, pixels, digits):
-    """A MATLAB file as SVHN's: the images last, 0 written as 10."""
+    """A MATLAB file like those of SVHN: the images are the last dimension, 0 is written as 10."""
     path.parent.mkdir(parents=True, exist_ok=True)
     marks = np.where(digits == 0, 10, digits).astype(np.uint8)[:, None]
     savemat(path, {"X": pixels.transpose(1, 2, 3, 0), "y": marks}, do_compression=True)
 
 
 def tinyimagenet(root, pixels, test_pixels, wnids=("n02", "n01"), gray=()):
-    """Training images of each class in turn, validation images of the classes by turns; `gray` are written so."""
+    """Training images of each class in turn, validation images of alternating classes; those of `gray` are grey."""
     folder = root / "tiny-imagenet-200"
     (folder / "val/images").mkdir(parents=True)
     (folder / "wnids.txt").write_text("\n".join(wnids) + "\n")

@@ -15,7 +15,7 @@ GOOD = ("set/a.bin", tarfile.REGTYPE, b"good")
 
 @pytest.fixture
 def trusted(monkeypatch):
-    """Makes the MD5 of an archive the right one: what it holds must be checked all the same."""
+    """Make the MD5 of an archive correct: its content must be checked nevertheless."""
 
     def trust(path):
         md5 = hashlib.md5(path.read_bytes()).hexdigest()
@@ -25,7 +25,7 @@ def trusted(monkeypatch):
     return trust
 
 
-def test_a_folder_is_unpacked_beside_its_archive(tmp_path, trusted):
+def test_a_folder_is_unpacked_next_to_its_archive(tmp_path, trusted):
     deep = ("set/b/c.txt", tarfile.REGTYPE, b"deep")
     folder = unpack(trusted(formats.tar(tmp_path / "a.tar.gz", ("set", tarfile.DIRTYPE, b""), GOOD, deep)), "set")
     assert folder == tmp_path / "set"
@@ -49,9 +49,9 @@ def test_a_folder_is_unpacked_beside_its_archive(tmp_path, trusted):
         ("set/pipe", tarfile.FIFOTYPE, b""),
     ],
 )
-def test_a_tar_with_anything_but_plain_files_in_its_folder_is_refused(tmp_path, trusted, member):
+def test_a_tar_with_anything_except_regular_files_in_its_folder_is_rejected(tmp_path, trusted, member):
     archive = trusted(formats.tar(tmp_path / "a.tar.gz", GOOD, member))
-    with pytest.raises(DataError, match=r"must hold plain files inside one folder, got .*: do not trust"):
+    with pytest.raises(DataError, match=r"must hold regular files in one folder, got .*: do not use"):
         unpack(archive, "set")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
@@ -63,23 +63,23 @@ def link():
 
 
 @pytest.mark.parametrize("name", ["set/../../evil", "../evil", "/evil", "set/C:evil", link()])
-def test_a_zip_with_anything_but_plain_files_in_its_folder_is_refused(tmp_path, trusted, name):
+def test_a_zip_with_anything_except_regular_files_in_its_folder_is_rejected(tmp_path, trusted, name):
     archive = trusted(formats.zipped(tmp_path / "a.zip", ("set/a.bin", "good"), (name, "/etc/passwd")))
-    with pytest.raises(DataError, match="must hold plain files inside one folder"):
+    with pytest.raises(DataError, match="must hold regular files in one folder"):
         unpack(archive, "set")
     assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
-def test_an_archive_that_is_none_is_refused(tmp_path, trusted, name):
+def test_a_file_that_is_not_an_archive_is_rejected(tmp_path, trusted, name):
     (tmp_path / name).write_bytes(b"<html>not found</html>")
-    with pytest.raises(DataError, match="must be a whole archive, got"):
+    with pytest.raises(DataError, match="must be a complete archive, got"):
         unpack(trusted(tmp_path / name), "set")
 
 
-def test_a_cut_tar_leaves_nothing(tmp_path, trusted):
+def test_nothing_of_an_incomplete_tar_is_unpacked(tmp_path, trusted):
     archive = formats.tar(tmp_path / "a.tar.gz", GOOD, ("set/b", tarfile.REGTYPE, formats.noise(9).tobytes()))
     archive.write_bytes(archive.read_bytes()[:9000])
-    with pytest.raises(DataError, match="must be a whole archive, got"):
+    with pytest.raises(DataError, match="must be a complete archive, got"):
         unpack(trusted(archive), "set")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]

@@ -36,7 +36,7 @@ def test_pixels_and_labels_are_those_that_were_written(tmp_path, name, pickled):
         assert len(data.classes) == WRITERS[name][1]
 
 
-def test_class_names_are_built_in_and_a_file_of_them_is_preferred(tmp_path):
+def test_class_names_are_built_in_and_a_file_of_names_overrides_them(tmp_path):
     folder, *_ = written(tmp_path, "cifar10")
     assert load("cifar10", tmp_path).classes[:3] == ("airplane", "automobile", "bird")
     (folder / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n\n")
@@ -53,7 +53,7 @@ def test_class_names_of_the_python_version_are_read(tmp_path):
     assert load("cifar100", tmp_path).classes == tuple(names)
 
 
-def test_the_hundred_names_are_in_the_order_of_the_alphabet(tmp_path):
+def test_the_hundred_names_are_in_alphabetical_order(tmp_path):
     written(tmp_path, "cifar100")
     classes = load("cifar100", tmp_path).classes
     assert list(classes) == sorted(set(classes))
@@ -69,7 +69,7 @@ def test_the_hundred_names_are_in_the_order_of_the_alphabet(tmp_path):
         (lambda path: path.unlink(), "must hold test.bin, which is missing: unpack cifar-100-binary.tar.gz again"),
     ],
 )
-def test_a_damaged_binary_file_is_refused(tmp_path, change, message):
+def test_a_damaged_binary_file_is_rejected(tmp_path, change, message):
     folder, *_ = written(tmp_path, "cifar100")
     change(folder / "test.bin")
     with pytest.raises(DataError, match=message):
@@ -87,14 +87,14 @@ def test_a_damaged_binary_file_is_refused(tmp_path, change, message):
         {"data": [1, 2], "fine_labels": [0, 0]},
     ],
 )
-def test_a_pickle_of_other_content_is_refused(tmp_path, content):
+def test_a_pickle_of_other_content_is_rejected(tmp_path, content):
     folder, *_ = written(tmp_path, "cifar100", pickled=True)
     (folder / "test").write_bytes(formats.pickled_by_python_2(content))
     with pytest.raises(DataError, match=r"must hold \(images, 3072\) uint8 'data' and as many 'fine_labels'"):
         load("cifar100", tmp_path)
 
 
-def test_an_archive_is_checked_and_unpacked_whole(tmp_path, monkeypatch):
+def test_an_archive_is_checked_and_unpacked_completely(tmp_path, monkeypatch):
     folder, labels, _ = written(tmp_path, "cifar100")
     archive = formats.tar(tmp_path / "cifar-100-binary.tar.gz", of=folder)
     shutil.rmtree(folder)
@@ -106,7 +106,7 @@ def test_an_archive_is_checked_and_unpacked_whole(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cifar-100-binary", "cifar-100-binary.tar.gz"]
 
 
-def test_what_is_missing_is_named_with_its_place_and_its_source(tmp_path):
+def test_the_error_for_missing_files_names_the_folder_and_the_source(tmp_path):
     with pytest.raises(MissingDataError) as caught:
         load("cifar10", tmp_path)
     for part in (

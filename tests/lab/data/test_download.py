@@ -38,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    """Serves `files`; answers ranges or not; drops as many connections after so many bytes as `drops` says."""
+    """Serves `files`, with or without ranges; `drops` are the numbers of bytes after which connections are dropped."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = False
     server.files, server.ranges, server.lengths, server.drops, server.starts = {}, True, True, [], []
@@ -58,19 +58,19 @@ def server(monkeypatch):
     thread.join()
 
 
-def test_a_file_comes_whole_and_its_progress_is_told(tmp_path, server):
+def test_a_file_is_downloaded_completely_and_progress_is_reported(tmp_path, server):
     server.offer(NAME, CONTENT)
-    told = []
-    path = fetch(NAME, tmp_path / "new/folder", lambda done, total: told.append((done, total)))
+    reported = []
+    path = fetch(NAME, tmp_path / "new/folder", lambda done, total: reported.append((done, total)))
     assert path == tmp_path / "new/folder" / NAME
     assert path.read_bytes() == CONTENT
     assert [path.name for path in path.parent.iterdir()] == [NAME]
-    assert told[-1] == (len(CONTENT), len(CONTENT))
-    assert told == sorted(told)
+    assert reported[-1] == (len(CONTENT), len(CONTENT))
+    assert reported == sorted(reported)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_dropped_connection_is_taken_up_where_it_broke(tmp_path, server, ranges):
+def test_a_download_continues_where_the_connection_was_dropped(tmp_path, server, ranges):
     server.offer(NAME, CONTENT)
     server.ranges, server.drops = ranges, [400_000]
     assert fetch(NAME, tmp_path).read_bytes() == CONTENT
@@ -78,7 +78,7 @@ def test_a_dropped_connection_is_taken_up_where_it_broke(tmp_path, server, range
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_an_earlier_part_is_gone_on_with(tmp_path, server, ranges):
+def test_a_partial_file_is_continued(tmp_path, server, ranges):
     server.offer(NAME, CONTENT)
     server.ranges = ranges
     (tmp_path / f"{NAME}.part").write_bytes(CONTENT[:1000])
@@ -86,47 +86,49 @@ def test_an_earlier_part_is_gone_on_with(tmp_path, server, ranges):
     assert server.starts == [1000]
 
 
-def test_a_part_that_was_whole_already_is_taken(tmp_path, server):
+def test_a_partial_file_that_is_complete_is_accepted(tmp_path, server):
     server.offer(NAME, CONTENT)
     (tmp_path / f"{NAME}.part").write_bytes(CONTENT)
     assert fetch(NAME, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_server_that_brings_nothing_more_ends_it_and_the_part_stays(tmp_path, server):
+def test_a_server_that_sends_nothing_more_is_an_error_and_the_partial_file_remains(tmp_path, server):
     server.offer(NAME, CONTENT)
     server.drops = [300_000, 0]
-    with pytest.raises(DataError, match=rf"{NAME} must come from http.*: try again, .* 300000 bytes .* put it at"):
+    with pytest.raises(
+        DataError, match=rf"{NAME} must be downloaded from http.*: try again, .* 300000 bytes .* copy the file to"
+    ):
         fetch(NAME, tmp_path)
     assert (tmp_path / f"{NAME}.part").read_bytes() == CONTENT[:300_000]
     assert fetch(NAME, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_server_without_ranges_that_always_breaks_ends_it(tmp_path, server):
+def test_a_server_without_ranges_that_always_drops_the_connection_is_an_error(tmp_path, server):
     server.offer(NAME, CONTENT)
     server.ranges, server.drops = False, [300_000] * 5
     with pytest.raises(DataError, match="the connection ended early"):
         fetch(NAME, tmp_path)
 
 
-def test_a_server_that_does_not_say_the_length_is_believed_by_the_md5(tmp_path, server):
+def test_without_a_length_from_the_server_the_md5_decides(tmp_path, server):
     server.offer(NAME, CONTENT)
     server.lengths = False
-    told = []
-    assert fetch(NAME, tmp_path, lambda done, total: told.append(total)).read_bytes() == CONTENT
-    assert {*told} == {0}
+    reported = []
+    assert fetch(NAME, tmp_path, lambda done, total: reported.append(total)).read_bytes() == CONTENT
+    assert {*reported} == {0}
 
 
 @pytest.mark.parametrize("start", [b"", b"rubbish", CONTENT + b"too long"])
-def test_other_content_never_gets_the_name(tmp_path, server, start):
+def test_other_content_is_rejected_and_removed(tmp_path, server, start):
     server.offer(NAME, b"<html>sorry</html>" if not start else CONTENT, right=CONTENT)
     if start:
         (tmp_path / f"{NAME}.part").write_bytes(start)
-    with pytest.raises(DataError, match=r"must have the MD5 .*, got .*: remove it and get it again from http"):
+    with pytest.raises(DataError, match=r"must have the MD5 .*, got .*: remove it and download it again from http"):
         fetch(NAME, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_no_network_and_no_file_are_errors_that_say_what_to_do(tmp_path, server, monkeypatch):
+def test_a_missing_network_or_file_is_an_error_with_a_remedy(tmp_path, server, monkeypatch):
     server.offer(NAME, CONTENT)
     del server.files[NAME]
     with pytest.raises(DataError, match="HTTP Error 404"):
@@ -143,7 +145,7 @@ def served(server, root, name):
     return server.offer(name, Path(root, name).read_bytes())
 
 
-def test_load_downloads_what_is_not_there_into_the_folder_or_the_cache(tmp_path, server, monkeypatch):
+def test_load_downloads_missing_files_into_the_folder_or_the_cache(tmp_path, server, monkeypatch):
     pixels = formats.noise(10)
     folder = formats.cifar100(tmp_path / "origin", pixels, np.arange(10), pixels, np.arange(10))
     formats.tar(tmp_path / "origin/cifar-100-binary.tar.gz", of=folder)
@@ -160,10 +162,10 @@ def test_load_downloads_what_is_not_there_into_the_folder_or_the_cache(tmp_path,
     assert len(server.starts) == 2
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error_of_ours(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
-        DataError, match=r"cifar10 must be readable in .*file, got .*: check the files and their rights"
+        DataError, match=r"cifar10 must be readable in .*file, got .*: check the files and their permissions"
     ):
         load("cifar10", tmp_path / "file", download=True)
 
@@ -175,7 +177,7 @@ def test_load_downloads_only_the_files_that_are_missing(tmp_path, server):
     (tmp_path / "svhn").mkdir()
     (tmp_path / "train_32x32.mat").rename(tmp_path / "svhn/train_32x32.mat")
     (tmp_path / "test_32x32.mat").unlink()
-    told = []
-    load("svhn", tmp_path, download=True, progress=lambda *bytes_: told.append(bytes_))
+    reported = []
+    load("svhn", tmp_path, download=True, progress=lambda *bytes_: reported.append(bytes_))
     assert len(server.starts) == 1
-    assert told[-1][0] == (tmp_path / "test_32x32.mat").stat().st_size
+    assert reported[-1][0] == (tmp_path / "test_32x32.mat").stat().st_size

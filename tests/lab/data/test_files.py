@@ -1,3 +1,4 @@
+import os
 import sys
 
 import formats
@@ -8,6 +9,7 @@ from PIL import Image
 from snapens.errors import DataError, SnapensError
 from snapens.lab.data import files
 from snapens.lab.data.files import PhotoFiles, central_box, random_box
+from snapens.lab.data.images import Images
 
 
 @pytest.fixture(params=["simplejpeg", "pillow"])
@@ -20,7 +22,7 @@ def decoder(request, monkeypatch):
 
 
 def gradient(width, height):
-    """Red tells the column and green the row, from 0 to 255."""
+    """Red encodes the column and green the row, from 0 to 255."""
     across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return np.stack([across, down, np.full_like(across, 99)], -1).round().astype(np.uint8)
 
@@ -39,7 +41,7 @@ def test_a_random_box_has_the_area_aspect_and_place_that_were_drawn():
         assert top == pytest.approx(row[3] * (300 - height), abs=1)
 
 
-def test_every_corner_of_the_draws_is_inside_even_of_a_tiny_image():
+def test_extreme_draws_give_boxes_inside_the_image_even_if_it_is_tiny():
     last = np.nextafter(np.float32(1), np.float32(0))
     for width, height in ((1, 1), (2, 1), (1, 500), (5000, 3)):
         for corner in np.ndindex(2, 2, 2, 2):
@@ -48,10 +50,10 @@ def test_every_corner_of_the_draws_is_inside_even_of_a_tiny_image():
             assert 0 <= top < bottom <= height
 
 
-def test_a_crop_shows_the_pixels_of_its_box(tmp_path, decoder):
+def test_a_crop_contains_the_pixels_of_its_box(tmp_path, decoder):
     formats.jpeg(tmp_path / "a.jpg", gradient(1000, 600))
     formats.png(tmp_path / "b.png", gradient(300, 500))
-    photos = PhotoFiles([tmp_path / "a.jpg", tmp_path / "b.png"])
+    photos = PhotoFiles(tmp_path, ["a.jpg", "b.png"])
     draws = np.random.default_rng(1).random((2, 5), np.float32)
     for some in (draws, 1 - draws, draws * 0, None):
         crops = photos.crops(np.array([0, 1]), some)
@@ -65,12 +67,12 @@ def test_a_crop_shows_the_pixels_of_its_box(tmp_path, decoder):
             assert np.abs(crops[row, :, :, 1] - rows[:, None]).max() < 5
 
 
-def test_the_central_crop_is_that_of_resizing_to_256(tmp_path):
+def test_the_central_crop_equals_resizing_to_256_and_cropping(tmp_path):
     image = gradient(512, 384)
     formats.png(tmp_path / "a.png", image)
     resized = Image.fromarray(image).resize((341, 256), Image.Resampling.BILINEAR)
     expected = np.asarray(resized)[16:240, 58:282].astype(int)
-    found = PhotoFiles([tmp_path / "a.png"]).crops(np.array([0]), None)[0]
+    found = PhotoFiles(tmp_path, ["a.png"]).crops(np.array([0]), None)[0]
     assert np.abs(found - expected)[2:-2, 2:-2].max() <= 2
 
 
@@ -85,65 +87,107 @@ def test_both_decoders_give_the_same_pixels(tmp_path, monkeypatch, shape, gray):
         if missing:
             monkeypatch.setitem(sys.modules, "simplejpeg", None)
         files._jpeg_decoder.cache_clear()
-        crops.append([PhotoFiles([path]).crops(np.zeros(3, np.int64), some) for some in (draws, None)])
+        crops.append([PhotoFiles(tmp_path, [path.name]).crops(np.zeros(3, np.int64), some) for some in (draws, None)])
     files._jpeg_decoder.cache_clear()
     np.testing.assert_array_equal(crops[0][0], crops[1][0])
     np.testing.assert_array_equal(crops[0][1], crops[1][1])
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
-def test_every_mode_of_8_bits_becomes_red_green_blue(tmp_path, decoder, mode):
+def test_every_mode_with_8_bits_is_converted_to_rgb(tmp_path, decoder, mode):
     path = tmp_path / {"CMYK": "a.jpg", "YCbCr": "a.tif"}.get(mode, "a.png")
     Image.new("RGB", (70, 70), "white").convert(mode).save(path)
-    assert files.sizes([path]) == {(70, 70)}
-    assert PhotoFiles([path]).crops(np.array([0]), None).min() >= 250
+    assert files.sizes(PhotoFiles(tmp_path, [path.name])) == [(70, 70)]
+    assert PhotoFiles(tmp_path, [path.name]).crops(np.array([0]), None).min() >= 250
 
 
 def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path):
     image = Image.new("P", (70, 70), 1)
     image.putpalette([0, 0, 0, 10, 20, 30])
     image.save(tmp_path / "a.png", transparency=b"\x00\xff")
-    assert PhotoFiles([tmp_path / "a.png"]).crops(np.array([0]), None)[0, 0, 0].tolist() == [10, 20, 30]
+    assert PhotoFiles(tmp_path, ["a.png"]).crops(np.array([0]), None)[0, 0, 0].tolist() == [10, 20, 30]
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.bmp", "a.gif", "a.webp", "a.tif"])
-def test_a_cut_file_is_found_before_training_and_in_it(tmp_path, decoder, name):
+def test_an_incomplete_file_is_detected_before_and_during_training(tmp_path, decoder, name):
     path = tmp_path / name
     Image.fromarray(formats.noise(1, size=100)[0]).save(path)
-    assert files.sizes([path]) == {(100, 100)}
+    assert files.sizes(PhotoFiles(tmp_path, [name])) == [(100, 100)]
     path.write_bytes(path.read_bytes()[:-500])
-    message = rf"{name} must be a whole image of 8 bits a channel, got .*: replace it or remove it"
+    message = rf"images must be whole files .*, got 1 that cannot be used: replace or remove it\n  .*{name}: \w+: "
     with pytest.raises(DataError, match=message):
-        files.sizes([path])
+        files.sizes(PhotoFiles(tmp_path, [name]))
     with pytest.raises(DataError, match=message):
-        PhotoFiles([path]).crops(np.array([0]), None)
+        PhotoFiles(tmp_path, [path.name]).crops(np.array([0]), None)
 
 
-def test_a_flaw_that_pillow_reads_over_is_none(tmp_path, decoder):
+def test_a_flaw_that_pillow_ignores_is_accepted(tmp_path, decoder):
     path = tmp_path / "a.jpg"
     formats.jpeg(path, gradient(300, 300))
-    expected = PhotoFiles([path]).crops(np.array([0]), None)
+    expected = PhotoFiles(tmp_path, [path.name]).crops(np.array([0]), None)
     path.write_bytes(path.read_bytes()[:-2] + b"extraneous\xff\xd9")
-    assert files.sizes([path]) == {(300, 300)}
-    np.testing.assert_array_equal(PhotoFiles([path]).crops(np.array([0]), None), expected)
+    assert files.sizes(PhotoFiles(tmp_path, ["a.jpg"])) == [(300, 300)]
+    np.testing.assert_array_equal(PhotoFiles(tmp_path, [path.name]).crops(np.array([0]), None), expected)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", None])
-def test_what_is_no_image_is_refused(tmp_path, content):
+def test_a_file_that_is_not_an_image_is_rejected(tmp_path, content):
     if content is not None:
         (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(DataError, match=r"a.png must be a whole image"):
-        files.sizes([tmp_path / "a.png"])
+    with pytest.raises(DataError, match=r"got 1 that cannot be used: replace or remove it\n  .*a.png: \w+Error"):
+        files.sizes(PhotoFiles(tmp_path, ["a.png"]))
 
 
-def test_16_bits_are_refused(tmp_path):
+def test_16_bits_per_channel_are_rejected(tmp_path):
     Image.fromarray(np.zeros((9, 9), np.uint16)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match="pixels of the mode I;16 where 8 bits are due"):
-        files.sizes([tmp_path / "a.png"])
+    with pytest.raises(DataError, match=r"a.png: pixels of mode I;16 where 8 bits per channel are required"):
+        files.sizes(PhotoFiles(tmp_path, ["a.png"]))
 
 
-def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
+def digest(root, names):
+    return Images(PhotoFiles(root, names), np.zeros(len(names), np.int64)).digest
+
+
+def test_other_photos_under_the_same_names_have_another_digest(tmp_path):
+    names = [f"{number}.png" for number in range(5)]
+    for folder, seed in (("a", 0), ("b", 0), ("c", 1)):
+        for name, pixels in zip(names, formats.noise(5, size=90, seed=seed), strict=True):
+            formats.png(tmp_path / folder / name, pixels)
+    assert digest(tmp_path / "a", names) == digest(tmp_path / "b", names)
+    assert digest(tmp_path / "a", names) != digest(tmp_path / "c", names)
+
+
+def test_a_digest_covers_all_names_and_sizes_and_the_bytes_of_up_to_1000_files(tmp_path):
+    names = [f"{number:04}" for number in range(2001)]
+    for name in names:
+        (tmp_path / name).write_bytes(b"a")
+    before = digest(tmp_path, names)
+    assert list(PhotoFiles(tmp_path, names).identity()).count(b"a") == 667  # every third file
+    (tmp_path / "0001").write_bytes(b"b")
+    assert digest(tmp_path, names) == before
+    (tmp_path / "0001").write_bytes(b"aa")
+    assert digest(tmp_path, names) != before
+    (tmp_path / "0001").write_bytes(b"a")
+    (tmp_path / "2000").rename(tmp_path / "x")
+    assert digest(tmp_path, [*names[:-1], "x"]) != before
+    (tmp_path / "0003").write_bytes(b"b")
+    assert digest(tmp_path, [*names[:-1], "x"]) != digest(tmp_path, names[:-1])
+    (tmp_path / "0000").unlink()
+    with pytest.raises(DataError, match=r"0000: FileNotFoundError"):
+        digest(tmp_path, names)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_fifo_is_rejected_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    photos = PhotoFiles(tmp_path, ["a.png"])
+    for use in (files.sizes, lambda photos: photos.crops(np.array([0]), None), lambda photos: [*photos.identity()]):
+        with pytest.raises(DataError, match=r"a.png: OSError: .*a.png is not a regular file"):
+            use(photos)
+
+
+def test_a_missing_pillow_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
     formats.png(tmp_path / "a.png", gradient(9, 9))
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(SnapensError, match=r'PIL must be installed .*: pip install "snapens\[data\]"'):
-        files.sizes([tmp_path / "a.png"])
+    with pytest.raises(SnapensError, match=r'PIL must be installed .*: pip install .*\[data\]"'):
+        files.sizes(PhotoFiles(tmp_path, ["a.png"]))

@@ -18,14 +18,14 @@ def digest(pixels):
 
 
 def test_every_machine_draws_the_same_pixels():
-    # another digest here is another data set: raise glyphs._EDITION with it
+    # if a digest changes, the data set has changed: raise glyphs._EDITION too
     assert digest(glyphs.draw("train", 124)) == "0b500911b408e99da276c12a175e2fe786acdc725057d05067d9a997e1f6999d"
     assert (
         digest(glyphs.draw("test", 124, seed=7)) == "251e1b5116d73908325e25143dd19900fbc14143e3e9d8f804657501fb792590"
     )
 
 
-def test_images_are_as_every_data_set_hands_them_over():
+def test_images_have_the_form_of_every_data_set():
     data = glyphs.load(train=2100, test=62)
     assert data.train.pixels.shape == (2100, 16, 16, 1)
     assert data.train.pixels.dtype == np.uint8
@@ -35,7 +35,7 @@ def test_images_are_as_every_data_set_hands_them_over():
     assert (data.size, data.channels, data.augmentation) == (16, 1, "none")
 
 
-def test_images_of_a_class_look_more_like_their_class_than_like_another():
+def test_images_resemble_the_mean_of_their_own_class_most():
     data = glyphs.load(train=62 * 40, test=62 * 20)
     means = np.stack([data.train.pixels[data.train.labels == label].mean(0).ravel() for label in range(62)])
     means = means - means.mean(1, keepdims=True)
@@ -54,17 +54,17 @@ def test_a_sample_between_four_pixels_is_their_weighted_mean():
     assert glyphs._sampled(glyph, quarter, 2 * quarter).item() == (0.75 * (10 + 50) + 0.25 * (20 + 200)) // 2
 
 
-def test_beyond_a_glyph_it_is_black():
+def test_samples_outside_a_glyph_are_black():
     far = np.array([[[-5000, -256, 0, 256, 512, 5000]]])
     assert glyphs._sampled(np.full((1, 2, 2), 9, np.uint8), far, 0 * far).ravel().tolist() == [0, 0, 9, 9, 0, 0]
 
 
-def test_whole_numbers_reach_both_limits_and_no_further():
+def test_integers_reach_both_limits_and_not_beyond():
     words = np.array([0, 1 << 63, (1 << 64) - 1], np.uint64)
     assert glyphs._between(-2, 2, words).tolist() == [-2, 0, 2]
 
 
-def test_the_second_load_reads_what_the_first_has_drawn(cache, monkeypatch):
+def test_the_second_load_reads_the_cache_of_the_first(cache, monkeypatch):
     first = glyphs.load(train=70, test=62)
     assert len(list(cache.iterdir())) == 2
     monkeypatch.setattr(glyphs, "draw", None)
@@ -91,12 +91,12 @@ def test_a_cached_file_of_another_size_is_drawn_again(cache):
     assert (glyphs.load(train=70, test=62).test.pixels == first.test.pixels).all()
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(cache):
+def test_a_cache_that_cannot_be_written_is_ignored(cache):
     cache.write_text("a file where the folder would be")
     assert len(glyphs.load(train=70, test=62).train) == 70
 
 
-def test_no_home_does_no_harm(monkeypatch):
+def test_a_missing_home_folder_is_ignored(monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
@@ -110,9 +110,9 @@ def test_no_home_does_no_harm(monkeypatch):
     [
         ({"train": 0}, "train must be at least 1 image, got 0"),
         ({"test": -1}, "test must be at least 1 image, got -1"),
-        ({"seed": -1}, "seed must be at least 0 and less than 2 to the 63, got -1"),
+        ({"seed": -1}, r"seed must be at least 0 and less than 2 \*\* 63, got -1"),
     ],
 )
-def test_an_argument_that_breaks_a_rule_is_named(arguments, message):
+def test_an_invalid_argument_is_rejected(arguments, message):
     with pytest.raises(ArgumentError, match=message):
         glyphs.load(**{"train": 62, "test": 62} | arguments)

@@ -25,14 +25,14 @@ def read(tmp_path, content):
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("keys", [lambda key: key, str.encode])
-def test_arrays_of_python_3_come_back(tmp_path, keys, order):
+def test_arrays_pickled_by_python_3_are_read(tmp_path, keys, order):
     planes = np.asarray(formats.planes(formats.noise(3)), order=order)
     content = read(tmp_path, pickle.dumps({keys("data"): planes, keys("labels"): [1, 2, 3]}, protocol=2))
     np.testing.assert_array_equal(content["data"], planes)
     assert content["labels"] == [1, 2, 3]
 
 
-def test_arrays_of_python_2_come_back(tmp_path):
+def test_arrays_pickled_by_python_2_are_read(tmp_path):
     planes = np.asfortranarray(formats.planes(formats.noise(3)))
     content = read(tmp_path, formats.pickled_by_python_2({"data": planes, "names": ["ä"]}))
     np.testing.assert_array_equal(content["data"], planes)
@@ -41,14 +41,14 @@ def test_arrays_of_python_2_come_back(tmp_path):
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("function", [os.system, eval, getattr, np.load, np.frombuffer])
-def test_a_pickle_that_names_anything_else_is_refused_and_not_run(tmp_path, function, protocol):
+def test_a_pickle_that_refers_to_other_code_is_rejected_and_not_run(tmp_path, function, protocol):
     trace = tmp_path / "trace"
     hostile = {
         os.system: (f"touch {trace}",),
         eval: (f"open({str(trace)!r}, 'w')",),
         getattr: ("", "join"),
     }.get(function, (str(trace),))
-    with pytest.raises(DataError, match="which is refused: get it again"):
+    with pytest.raises(DataError, match="which is not allowed: download it again"):
         read(tmp_path, pickle.dumps({"data": Hostile(function, *hostile)}, protocol))
     assert not trace.exists()
 
@@ -69,7 +69,7 @@ def test_a_pickle_that_names_anything_else_is_refused_and_not_run(tmp_path, func
         ),
     ],
 )
-def test_a_pickle_that_is_damaged_or_not_plain_is_refused(tmp_path, content):
+def test_a_pickle_that_is_damaged_or_not_plain_is_rejected(tmp_path, content):
     with pytest.raises(
         DataError, match=r"batch must be a pickled dictionary of plain values and uint8 arrays, got \w+"
     ):

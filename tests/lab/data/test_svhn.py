@@ -24,7 +24,7 @@ def root(tmp_path):
         ("svhn-extra", np.concatenate([TRAIN, EXTRA]), np.concatenate([np.arange(30) % 10, np.arange(20) * 3 % 10])),
     ],
 )
-def test_each_training_image_is_there_with_its_digit(root, name, pixels, labels):
+def test_every_training_image_has_its_digit(root, name, pixels, labels):
     data = load(name, root)
     np.testing.assert_array_equal(data.train.pixels, pixels)
     np.testing.assert_array_equal(data.train.labels, labels)
@@ -35,7 +35,7 @@ def test_each_training_image_is_there_with_its_digit(root, name, pixels, labels)
     assert data.augmentation == "none"
 
 
-def test_the_files_may_lie_in_a_folder_of_their_own(root, tmp_path):
+def test_the_files_may_be_in_a_folder_of_their_own(root, tmp_path):
     formats.svhn(tmp_path / "all/svhn/train_32x32.mat", TRAIN, np.arange(30) % 10)
     formats.svhn(tmp_path / "all/svhn/test_32x32.mat", TEST, np.arange(7))
     assert len(load("svhn", tmp_path / "all").test) == 7
@@ -54,13 +54,13 @@ def test_the_files_may_lie_in_a_folder_of_their_own(root, tmp_path):
         ({"X": TEST.transpose(1, 2, 3, 0), "y": np.full((7, 1), 1.5)}, "labels from 1 to 10, got 1.5"),
     ],
 )
-def test_other_content_is_refused(root, content, message):
+def test_other_content_is_rejected(root, content, message):
     savemat(root / "test_32x32.mat", content)
     with pytest.raises(DataError, match=message):
         load("svhn", root)
 
 
-def test_a_cut_file_is_refused(root):
+def test_an_incomplete_file_is_rejected(root):
     path = root / "train_32x32.mat"
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(DataError, match=r"train_32x32.mat must be a MATLAB file, got"):

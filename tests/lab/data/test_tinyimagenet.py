@@ -1,4 +1,5 @@
 import hashlib
+import os
 import shutil
 
 import formats
@@ -27,13 +28,14 @@ def test_training_and_validation_images_are_those_that_were_written(tmp_path):
         assert close(data.test.pixels, TEST[by_name])
         assert data.test.labels.tolist() == [number % 2 for number in by_name]
         assert data.classes == ("bullfrog", "goldfish")
+        assert (data.train.name(3), data.test.name(2)) == ("train/n01/images/n01_0.JPEG", "val/images/val_10.JPEG")
         assert (data.size, data.channels, data.augmentation) == (64, 3, "crop-mirror-rgb")
 
 
-def test_a_gray_image_has_three_equal_channels(tmp_path):
+def test_a_grey_image_has_three_equal_channels(tmp_path):
     formats.tinyimagenet(tmp_path, TRAIN, TEST, gray=(1,))
     pixels = load("tinyimagenet", tmp_path).train.pixels.astype(int)
-    luma = TRAIN[1, 0, 0] @ [0.299, 0.587, 0.114]  # ITU-R 601, as JPEG has it
+    luma = TRAIN[1, 0, 0] @ [0.299, 0.587, 0.114]  # ITU-R 601, as in JPEG
     assert np.abs(pixels[1] - luma).max() <= JPEG_LOSS
     assert close(pixels[2], TRAIN[2])
 
@@ -45,10 +47,10 @@ def test_images_are_decoded_once(tmp_path, monkeypatch):
     again = load("tinyimagenet", tmp_path)
     np.testing.assert_array_equal(again.train.pixels, first.train.pixels)
     np.testing.assert_array_equal(again.test.pixels, first.test.pixels)
-    assert again.train.pixels.flags.writeable  # in memory only: the file stays as it is
+    assert again.train.pixels.flags.writeable  # in memory only: the file does not change
 
 
-def test_another_image_or_a_cut_cache_has_them_decoded_again(tmp_path):
+def test_images_are_decoded_again_after_a_new_image_or_with_an_incomplete_cache(tmp_path):
     folder = formats.tinyimagenet(tmp_path, TRAIN, TEST)
     load("tinyimagenet", tmp_path)
     formats.jpeg(folder / "train/n01/images/n01_9.JPEG", TEST[0])
@@ -59,11 +61,11 @@ def test_another_image_or_a_cut_cache_has_them_decoded_again(tmp_path):
     np.testing.assert_array_equal(load("tinyimagenet", tmp_path).train.pixels, data.train.pixels)
 
 
-def test_without_the_right_to_write_images_are_decoded_each_time(tmp_path, monkeypatch):
-    def refuse(path, chunks):
+def test_without_permission_to_write_images_are_decoded_each_time(tmp_path, monkeypatch):
+    def reject(path, chunks):
         raise PermissionError(path)
 
-    monkeypatch.setattr(tinyimagenet, "publish", refuse)
+    monkeypatch.setattr(tinyimagenet, "publish", reject)
     formats.tinyimagenet(tmp_path, TRAIN, TEST)
     assert close(load("tinyimagenet", tmp_path).train.pixels, TRAIN)
     assert not list(tmp_path.glob("*.npy"))
@@ -78,7 +80,7 @@ def test_the_official_archive_is_unpacked(tmp_path, monkeypatch):
     assert close(load("tinyimagenet", tmp_path).train.pixels, TRAIN)
 
 
-def test_what_is_wrong_with_the_folder_is_said(tmp_path):
+def test_each_defect_of_the_folder_is_an_error_that_names_it(tmp_path):
     with pytest.raises(
         MissingDataError, match=r"tiny-imagenet-200 or tiny-imagenet-200.zip, got .*cs231n.stanford.edu"
     ):
@@ -87,14 +89,18 @@ def test_what_is_wrong_with_the_folder_is_said(tmp_path):
     path = folder / "train/n01/images/n01_0.JPEG"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"n01_0.JPEG must be a whole image of 8 bits a channel, got"):
+    with pytest.raises(DataError, match=r"images must be whole files .*\n  .*train/n01/images/n01_0.JPEG: "):
         load("tinyimagenet", tmp_path)
     formats.jpeg(path, TRAIN[0, :32])
-    with pytest.raises(DataError, match=r"n01_0.JPEG .*64 × 32 pixels where 64 × 64 are due"):
+    with pytest.raises(DataError, match=r"n01_0.JPEG: 64 × 32 pixels where 64 × 64 are required"):
         load("tinyimagenet", tmp_path)
     (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn99\t0\t0\t62\t62\n")
-    with pytest.raises(DataError, match=r"wnids.txt must name every class, but lacks \['n99'\]"):
+    with pytest.raises(DataError, match=r"wnids.txt must list every class, but \['n99'\] is missing"):
         load("tinyimagenet", tmp_path)
     (folder / "val/val_annotations.txt").unlink()
     with pytest.raises(DataError, match=r"tinyimagenet must be readable in .*val_annotations.txt"):
         load("tinyimagenet", tmp_path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(folder / "val/val_annotations.txt")
+        with pytest.raises(DataError, match=r"tinyimagenet must be readable in .*val_annotations.txt is not a regular"):
+            load("tinyimagenet", tmp_path)

@@ -1,17 +1,26 @@
 """The arithmetic of the benchmark, and that each of its loops trains; none of it depends on how long things take."""
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from snapens.errors import ArgumentError, NonFiniteError
+from snapens.lab import nets
 from snapens.lab.engine import bench
-from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.nets.dense.densenet import DenseNet
+from snapens.lab.recipe import Settings
 
-RECIPE = Recipe(network="small", dataset="arrays", epochs=2, cycles=1, batch=8)
+
+def recipe(**changes):
+    return Settings(
+        **{"network": "small", "dataset": "arrays", "epochs": 2, "cycles": 1, "batch": 8} | changes
+    ).recipe()
+
+
+RECIPE = recipe()
 
 
 @pytest.fixture
@@ -49,10 +58,10 @@ def test_the_stopwatch_counts_from_the_end_of_the_warm_up(clock):
 def test_a_plain_loop_trains_with_the_better_number_of_workers(root, clock, monkeypatch):
     loader, asked = bench._loader, []
 
-    def slower_with_two(recipe, images, workers):
+    def slower_with_two(given, images, workers):
         asked.append(workers)
         clock.now += 100 if workers == 2 else 0
-        return loader(replace(recipe, batch=4) if workers == 2 else recipe, images, 0)
+        return loader(recipe(batch=4) if workers == 2 else given, images, 0)
 
     monkeypatch.setattr(bench, "_loader", slower_with_two)
     speed, workers = bench.plain_loop(RECIPE, root, "cpu", 3.0, [2, 4])
@@ -63,13 +72,13 @@ def test_a_plain_loop_trains_with_the_better_number_of_workers(root, clock, monk
 
 def test_a_run_that_fails_is_no_speed(root, clock):
     with pytest.raises(NonFiniteError):
-        bench.engine_loop(replace(RECIPE, lr=1e30), root, "cpu", 3.0, 1)
+        bench.engine_loop(recipe(lr=1e30), root, "cpu", 3.0, 1)
 
 
 def test_image_files_are_not_timed(root, monkeypatch):
     files = SimpleNamespace(train=SimpleNamespace(pixels=object()))
     monkeypatch.setattr(bench.data, "load", lambda name, root: files)
-    with pytest.raises(ArgumentError, match="dataset must be one of arrays to be timed, got arrays"):
+    with pytest.raises(ArgumentError, match="dataset must be images in memory to be measured, got arrays"):
         bench.engine_loop(RECIPE, root, "cpu", 3.0, 1)
 
 
@@ -95,7 +104,7 @@ def test_every_loop_is_compared_and_a_missing_library_is_said(root, monkeypatch)
             function(*arguments)
         return [{"plain_loop": (100.0, 4), "engine_loop": (700.0, 900.0)}[function.__name__]] * processes
 
-    monkeypatch.setattr(bench, "_apart", apart)
+    monkeypatch.setattr(bench, "apart", apart)
     found = dict(bench.compare(RECIPE, root, "cpu", 8, 60.0))
     assert calls == [("plain_loop", 1), ("plain_loop", 4), ("ensemble_pytorch", 1), ("engine_loop", 1)]
     assert list(found.values()) == [100.0, 400.0, None, 700.0, 900.0]
@@ -106,17 +115,29 @@ def test_a_densenet_on_a_gpu_is_timed_with_fused_blocks_and_without(monkeypatch)
     def apart(processes, function, recipe, root, device, seconds, pack, fused):
         return [(200.0, 300.0) if fused else (20.0, 30.0)]
 
-    monkeypatch.setattr(bench, "_apart", apart)
-    recipe = replace(RECIPE, network="densenet40")
-    found = dict(bench.compare(recipe, None, "cuda", 8, 60.0, loops=False))
+    monkeypatch.setattr(bench, "apart", apart)
+    dense = recipe(network="densenet40")
+    found = dict(bench.compare(dense, None, "cuda", 8, 60.0, loops=False))
     assert found == {
         "engine without fused blocks, one run": 20.0,
         "engine without fused blocks, a pack of 8": 30.0,
         "engine, one run": 200.0,
         "engine, a pack of 8": 300.0,
     }
-    assert len(dict(bench.compare(recipe, None, "cpu", 8, 60.0, loops=False))) == 2
+    assert len(dict(bench.compare(dense, None, "cpu", 8, 60.0, loops=False))) == 2
     assert len(dict(bench.compare(RECIPE, None, "cuda", 8, 60.0, loops=False))) == 2
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_kernels_are_off_in_a_process_without_fused_blocks(root, monkeypatch, fused):
+    def prepare(*arguments):
+        with torch.device("meta"):
+            raise ArgumentError(f"accelerated: {nets.accelerate(nets.build('densenet40', classes=2))}")
+
+    monkeypatch.setattr(DenseNet, "accelerable", True)
+    monkeypatch.setattr(bench.engine, "prepare", prepare)
+    with pytest.raises(ArgumentError, match=f"accelerated: {fused}"):
+        bench.engine_loop(RECIPE, root, "cpu", 3.0, 1, fused)
 
 
 def test_ensemble_pytorch_is_stopped_by_the_watch(root, clock, monkeypatch):

@@ -12,7 +12,8 @@ import torch
 from snapens import Ensemble
 from snapens.errors import ArgumentError, NonFiniteError
 from snapens.lab import nets
-from snapens.lab.engine.feed import Feed, Placed
+from snapens.lab.data.placed import PlacedImages
+from snapens.lab.engine.feed import Feed
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
 from snapens.lab.records.run import Run
@@ -31,13 +32,13 @@ TOLERANCE = 0.05  # of a loss of about 1.5; rounding every activation to bfloat1
 def stepped(recipe, steps, device=CUDA, captured=True):
     schedule = recipe.schedule(40)
     if device is CPU:
-        step = TrainingStep(recipe, Placed(tiny.data(), CPU), schedule)
+        step = TrainingStep(recipe, tiny.data().place(CPU), schedule)
         for completed in range(steps):
             step(completed)
         return step
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        step = TrainingStep(recipe, Placed(tiny.data(), CUDA), schedule)
+        step = TrainingStep(recipe, tiny.data().place(CUDA), schedule)
         if captured:
             step.rehearse(stream)
         for completed in range(steps):
@@ -58,7 +59,22 @@ def assert_close(losses, others):
     assert np.abs(losses[1:] - others[:-1]).max() > 2 * TOLERANCE
 
 
-NETWORKS = ["tiny:net", "small", "tiny:dense", "tiny:residual", "tiny:fused"]  # dense and residual have compiled blocks
+NETWORKS = ["tiny:net", "small", "tiny:dense", "tiny:residual", "fused"]  # dense and residual have compiled blocks
+
+
+@pytest.fixture(autouse=True)
+def _fused(monkeypatch):
+    """A small DenseNet with a name, which the engine accelerates."""
+    entry = ("snapens.lab.nets.dense.densenet:densenet", {"depth": 10, "growth": 12})
+    monkeypatch.setitem(nets.NETWORKS, "fused", entry)
+
+
+def test_the_network_and_the_copy_that_trains_are_accelerated():
+    step = stepped(tiny.recipe(network="fused"), 0)
+    assert step._live is not step.network
+    assert step._live._accelerated
+    assert step.network._accelerated
+    assert not stepped(tiny.recipe(network="tiny:dense"), 0)._live._accelerated
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -86,7 +102,7 @@ def test_the_first_step_on_a_gpu_is_the_one_on_a_cpu(network):
 def test_capturing_changes_nothing_and_moves_nothing():
     recipe, stream = tiny.recipe(network="tiny:dense", dropout=0.2), torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        step = TrainingStep(recipe, Placed(tiny.data(), CUDA), recipe.schedule(40))
+        step = TrainingStep(recipe, tiny.data().place(CUDA), recipe.schedule(40))
         before = {name: tensor.detach().clone() for name, tensor in step.state().items()}
         places = {name: tensor.data_ptr() for name, tensor in step.state().items()}
         step.rehearse(stream)
@@ -123,14 +139,14 @@ def test_a_captured_step_goes_on_from_a_loaded_state_and_from_a_restart():
 @pytest.mark.parametrize("augmentation", ["none", "crop-mirror", "crop-mirror-rgb"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_batches_on_a_gpu_are_those_on_a_cpu(monkeypatch, augmentation, resident):
-    monkeypatch.setattr(Placed, "resident", resident)
+    monkeypatch.setattr(PlacedImages, "resident", resident)
     data = tiny.data(augmentation=augmentation)
-    ours, theirs = (Feed(Placed(data, device), 5, 7) for device in (CUDA, CPU))
+    ours, theirs = (Feed(data.place(device), data.transforms, 5, 7) for device in (CUDA, CPU))
     for step in (0, 1, 2, 9, 8, 30):
         batches = []
         for feed, device in ((ours, CUDA), (theirs, CPU)):
             feed.prepare(step)
-            batches.append([tensor.cpu() for tensor in feed.read(torch.tensor([step], device=device))])
+            batches.append([tensor.cpu() for tensor in feed.read(torch.tensor([step], device=device))[:2]])
         assert torch.allclose(batches[0][0], batches[1][0], atol=1e-5)
         assert torch.equal(batches[0][1], batches[1][1])
 
@@ -138,7 +154,7 @@ def test_batches_on_a_gpu_are_those_on_a_cpu(monkeypatch, augmentation, resident
 def test_streamed_batches_wait_for_the_steps_that_still_read_the_buffers(monkeypatch):
     recipe = tiny.recipe(epochs=40, network="small", lr=0.01)
     resident = stepped(recipe, 40)
-    monkeypatch.setattr(Placed, "resident", False)
+    monkeypatch.setattr(PlacedImages, "resident", False)
     streamed = stepped(recipe, 40)
     assert_close(streamed.losses[:40], resident.losses[:40])
 

@@ -8,19 +8,26 @@ import pytest
 import tiny
 import torch
 
+from snapens.lab.data.ahead import read_ahead
 from snapens.lab.data.augment import AUGMENTATIONS
 from snapens.lab.data.images import Images
 from snapens.lab.data.order import Order
-from snapens.lab.engine.feed import _EVALUATION_PIXELS, Feed, Placed, _read_ahead
+from snapens.lab.data.placed import _EVALUATION_PIXELS, PlacedImages
+from snapens.lab.engine.feed import Feed
+from snapens.lab.recipe.transforms import Batch
 
 CPU = torch.device("cpu")
 BATCH, SEED = 7, 5  # 40 images: batches straddle epochs
 
 
+def fed(data, batch=BATCH):
+    return Feed(PlacedImages(data, CPU), data.transforms, SEED, batch)
+
+
 def expected(data, step, batch=BATCH):
     """The batch of a step: each image of the order, padded, cropped and mirrored on its own."""
-    scheme = AUGMENTATIONS[data.augmentation]
-    indices, draws = Order(SEED, len(data.train), batch, scheme.columns).rows(step, 1)
+    columns = {"none": 0, "crop-mirror": 3}[data.augmentation]
+    indices, draws = Order(SEED, len(data.train), batch, columns).rows(step, 1)
     mean, deviation = (torch.tensor(row, dtype=torch.float64) for row in data.normalisation())
     images = []
     for index, row in zip(indices[0], draws[0], strict=True):
@@ -29,7 +36,7 @@ def expected(data, step, batch=BATCH):
         else:
             pixels = data.train.pixels.crops(np.array([index]), None)[0]
         image = (torch.from_numpy(pixels).double() - mean) / deviation
-        if scheme.padding:
+        if columns:
             image = torch.nn.functional.pad(image, (0, 0, 4, 4, 4, 4))
             top, left = int(row[0] * 9), int(row[1] * 9)
             image = image[top : top + 8, left : left + 8]
@@ -40,7 +47,7 @@ def expected(data, step, batch=BATCH):
 
 def assert_batch(feed, data, step, batch=BATCH):
     feed.prepare(step)
-    images, labels = feed.read(torch.tensor([step]))
+    images, labels = feed.read(torch.tensor([step]))[:2]
     wanted, known = expected(data, step, batch)
     assert torch.equal(labels, known)
     assert images.dtype == torch.float32
@@ -66,7 +73,7 @@ SOURCES = {
 @pytest.mark.parametrize("data", SOURCES.values(), ids=SOURCES)
 def test_batches_are_those_of_a_plain_loop(data):
     data = data()
-    feed = Feed(Placed(data, CPU), SEED, BATCH)
+    feed = fed(data)
     for step in range(20):
         assert_batch(feed, data, step)
 
@@ -74,21 +81,23 @@ def test_batches_are_those_of_a_plain_loop(data):
 @pytest.mark.parametrize("augmentation", ["none", "crop-mirror"])
 def test_images_that_do_not_fit_are_streamed_into_the_same_batches(monkeypatch, augmentation):
     data = tiny.data(augmentation=augmentation)
-    resident = Feed(Placed(data, CPU), SEED, BATCH)
-    monkeypatch.setattr(Placed, "resident", False)
-    streamed = Feed(Placed(data, CPU), SEED, BATCH)
+    resident = fed(data)
+    monkeypatch.setattr(PlacedImages, "resident", False)
+    streamed = fed(data)
     for step in (*range(20), 3, 4, 40):
         assert_batch(streamed, data, step)
-        monkeypatch.setattr(Placed, "resident", True)
+        monkeypatch.setattr(PlacedImages, "resident", True)
         resident.prepare(step)
         ours = resident.read(torch.tensor([step]))
-        monkeypatch.setattr(Placed, "resident", False)
-        assert all(torch.equal(*pair) for pair in zip(ours, streamed.read(torch.tensor([step])), strict=True))
+        monkeypatch.setattr(PlacedImages, "resident", False)
+        theirs = streamed.read(torch.tensor([step]))
+        assert torch.equal(ours.inputs, theirs.inputs)
+        assert torch.equal(ours.targets, theirs.targets)
 
 
 def test_files_get_the_draws_that_place_their_boxes_and_the_others_drive_the_colours(monkeypatch):
     data = files(tiny.data(), augmentation="imagenet")
-    scheme, asked = AUGMENTATIONS["imagenet"], []
+    asked = []
     crops = data.train.pixels.crops
 
     def noted(indices, draws):
@@ -96,34 +105,36 @@ def test_files_get_the_draws_that_place_their_boxes_and_the_others_drive_the_col
         return crops(indices, draws)
 
     monkeypatch.setattr(data.train.pixels, "crops", noted)
-    placed = Placed(data, CPU)
-    feed = Feed(placed, SEED, BATCH)
+    placed = PlacedImages(data, CPU)
+    feed = Feed(placed, data.transforms, SEED, BATCH)
     feed.prepare(0)
-    images, _ = feed.read(torch.tensor([0]))
+    images = feed.read(torch.tensor([0])).inputs
     indices, draws = Order(SEED, 40, BATCH, 12).rows(0, 1)
     assert np.array_equal(dict(asked)[tuple(indices[0])], draws[0, :, :4])
-    pixels = torch.from_numpy(crops(indices[0], draws[0, :, :4]))
-    assert torch.equal(images, scheme.finish(pixels, torch.from_numpy(draws[0]), placed.mean, placed.deviation))
+    batch = Batch(torch.from_numpy(crops(indices[0], draws[0, :, :4])).float(), torch.zeros(BATCH))
+    for transform, first, last in zip(AUGMENTATIONS["imagenet"].transforms, (4, 5, 9), (5, 9, 12), strict=True):
+        batch = transform(batch, torch.from_numpy(draws[0, :, first:last]))
+    assert torch.equal(images, placed.finish(batch.inputs))
 
 
 @pytest.mark.parametrize("data", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("jumps", [(0, 13, 14, 15), (31, 32, 33), (9, 2, 3, 50), (0, 1, 1, 0), (6, 7, 0, 1)])
 def test_a_jump_lands_on_the_right_batch(data, jumps):
     data = data()
-    feed = Feed(Placed(data, CPU), SEED, BATCH)
+    feed = fed(data)
     for step in jumps:
         assert_batch(feed, data, step)
 
 
 def test_a_batch_may_be_larger_than_the_data():
-    feed = Feed(Placed(tiny.data(), CPU), SEED, 100)
+    feed = fed(tiny.data(), 100)
     for step in range(4):
         assert_batch(feed, tiny.data(), step, batch=100)
 
 
 def test_the_buffers_stay_where_they_are(monkeypatch):
-    monkeypatch.setattr(Placed, "resident", False)
-    feed = Feed(Placed(tiny.data(), CPU), SEED, BATCH)
+    monkeypatch.setattr(PlacedImages, "resident", False)
+    feed = fed(tiny.data())
     places = {name: value.data_ptr() for name, value in vars(feed).items() if torch.is_tensor(value)}
     for step in (0, 1, 2, 30):
         feed.prepare(step)
@@ -139,7 +150,7 @@ def test_an_error_in_decoding_reaches_the_one_who_trains(monkeypatch):
         assert threading.get_ident() != main
         raise OSError("a torn file")
 
-    feed = Feed(Placed(data, CPU), SEED, BATCH)
+    feed = fed(data)
     monkeypatch.setattr(data.train.pixels, "crops", torn)
     with pytest.raises(OSError, match="a torn file"):
         feed.prepare(0)
@@ -147,7 +158,7 @@ def test_an_error_in_decoding_reaches_the_one_who_trains(monkeypatch):
 
 def test_reading_ahead_is_abandoned_without_waiting_for_what_is_being_read():
     release = threading.Event()
-    ahead = _read_ahead(lambda k: k if k == 0 else release.wait(), range(100))
+    ahead = read_ahead(lambda k: k if k == 0 else release.wait(), range(100))
     assert next(ahead) == 0
     closing = threading.Thread(target=ahead.close)
     closing.start()
@@ -162,7 +173,7 @@ def test_an_evaluation_sees_every_image_in_order_and_as_it_is(data, monkeypatch)
     data = data()
     test = data.test if isinstance(data.train.pixels, np.ndarray) else data.train
     monkeypatch.setitem(_EVALUATION_PIXELS, "cpu", 9 * data.size**2)
-    batches = list(Placed(data, CPU).batches(test))
+    batches = list(PlacedImages(data, CPU).batches(test))
     assert [len(batch) for batch in batches] == [9] * (len(test) // 9) + [len(test) % 9]
     pixels = test.pixels if isinstance(test.pixels, np.ndarray) else test.pixels.pixels
     mean, deviation = data.normalisation()
@@ -175,7 +186,7 @@ def test_an_evaluation_sees_every_image_in_order_and_as_it_is(data, monkeypatch)
 def test_a_sample_is_what_the_first_steps_see_in_batches_of_an_evaluation(data, monkeypatch, images, steps):
     data = data()
     monkeypatch.setitem(_EVALUATION_PIXELS, "cpu", 2 * BATCH * data.size**2)
-    feed = Feed(Placed(data, CPU), SEED, BATCH)
+    feed = fed(data)
     feed.prepare(7)
     found = list(feed.sample(images))
     count = steps or -(-len(data.train) // BATCH)
@@ -186,10 +197,10 @@ def test_a_sample_is_what_the_first_steps_see_in_batches_of_an_evaluation(data, 
 
 
 def test_arrays_lie_on_the_device_and_files_do_not():
-    assert Placed(tiny.data(), CPU).resident
-    assert not Placed(files(tiny.data(augmentation="none")), CPU).resident
+    assert PlacedImages(tiny.data(), CPU).resident
+    assert not PlacedImages(files(tiny.data(augmentation="none")), CPU).resident
 
 
 def test_numbers_of_any_precision_normalise_in_float32():
     data = tiny.data(mean=tuple(np.array([100.0] * 3)), deviation=tuple(np.array([50.0] * 3)))
-    assert next(Placed(data, CPU).batches(data.test)).dtype == torch.float32
+    assert next(PlacedImages(data, CPU).batches(data.test)).dtype == torch.float32

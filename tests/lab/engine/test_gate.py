@@ -12,7 +12,7 @@ import tiny
 import torch
 
 from snapens.lab.engine.pack import prepare, train
-from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.recipe import Recipe
 from snapens.lab.records.run import Run
 
 RECORDED = json.loads((Path(__file__).parent / "gate.json").read_text())

@@ -40,7 +40,8 @@ def error(network, data):
 
 def first_steps(training, count):
     """What training saw."""
-    feed, images = Feed(training.placed, training.recipe.seed, training.recipe.batch), []
+    recipe, transforms = training.recipe, training.placed.data.transforms
+    feed, images = Feed(training.placed, transforms, recipe.seed, recipe.budget.batch), []
     for step in range(count):
         feed.prepare(step)
         images.append(feed.read(torch.tensor([step]))[0])
@@ -85,7 +86,7 @@ def test_what_was_measured_is_kept_in_the_run_and_read_back(finished, tmp_path):
     assert curves == between(finished.step, finished.run.snapshots)
     for damaged in ("[NaN]", "{}", json.dumps(asdict(replace(curves, lines=(replace(curves.lines[1], snapshot=3),))))):
         (tmp_path / "run/curves.json").write_text(damaged)
-        with pytest.raises(DamagedError, match=r"curves.json must be what snapens wrote, got .*: remove it"):
+        with pytest.raises(DamagedError, match=r"curves.json must be what snapens wrote, got .*: re"):
             finished.run.curves()
 
 

@@ -11,10 +11,12 @@ from torch.nn.functional import cross_entropy
 from snapens.errors import MismatchError
 from snapens.lab import nets
 from snapens.lab.data.images import ImageData, Images
-from snapens.lab.engine.feed import Feed, Placed
+from snapens.lab.data.placed import PlacedImages
+from snapens.lab.engine.feed import Feed
 from snapens.lab.engine.step import TrainingStep
 from snapens.lab.nets.dropout import KeyedDropout
 from snapens.lab.paper import cells as paper
+from snapens.lab.recipe import Dataset, Mirror
 from snapens.weights import tensors
 
 CPU = torch.device("cpu")
@@ -22,7 +24,7 @@ CPU = torch.device("cpu")
 
 def made(recipe, data=None):
     data = data or tiny.data()
-    return TrainingStep(recipe, Placed(data, CPU), recipe.schedule(len(data.train)))
+    return TrainingStep(recipe, data.place(CPU), recipe.schedule(len(data.train)))
 
 
 def taken(step, first, last):
@@ -36,18 +38,17 @@ def copied(state):
 
 
 def built(recipe, cycle=0):
-    options = {"classes": 4, "channels": 3, "dropout": recipe.dropout, "seed": recipe.seed, "cycle": cycle}
-    return nets.build(recipe.network, **options)
+    return nets.of(recipe, 4, {"channels": 3}, cycle)
 
 
 def cosine(recipe, step):
     """Equation 2, of 20 steps in cycles of 10."""
-    return recipe.lr / 2 * (math.cos(math.pi * (step % 10) / 10) + 1)
+    return recipe.optimizer.lr / 2 * (math.cos(math.pi * (step % 10) / 10) + 1)
 
 
 def decayed(recipe, step):
     """Divided by ten at 50 % and at 75 % of 20 steps."""
-    return recipe.lr * (1 if step < 10 else 0.1 if step < 15 else 0.01)
+    return recipe.optimizer.lr * (1 if step < 10 else 0.1 if step < 15 else 0.01)
 
 
 RECIPES = {
@@ -60,15 +61,19 @@ RECIPES = {
 
 @pytest.mark.parametrize(("recipe", "rate"), RECIPES.values(), ids=RECIPES)
 def test_steps_are_those_of_a_plain_loop_with_torchs_sgd(recipe, rate):
-    network, feed = built(recipe), Feed(Placed(tiny.data(), CPU), recipe.seed, recipe.batch)
+    network, feed = built(recipe), Feed(PlacedImages(tiny.data(), CPU), (Mirror(),), recipe.seed, 8)
     optimizer = torch.optim.SGD(
-        network.parameters(), lr=1.0, momentum=recipe.momentum, nesterov=True, weight_decay=recipe.weight_decay
+        network.parameters(),
+        lr=1.0,
+        momentum=recipe.optimizer.momentum,
+        nesterov=True,
+        weight_decay=recipe.optimizer.weight_decay,
     )
     step, losses = made(recipe), []
     for completed in range(20):
         step(completed)
         feed.prepare(completed)
-        images, labels = feed.read(torch.tensor([completed]))
+        images, labels = feed.read(torch.tensor([completed]))[:2]
         for module in network.modules():
             if isinstance(module, KeyedDropout):
                 module.key.fill_((recipe.seed << 32) + completed)
@@ -87,14 +92,14 @@ def test_steps_are_those_of_a_plain_loop_with_torchs_sgd(recipe, rate):
     momentum = step.state()
     for name, parameter in network.named_parameters():
         held = optimizer.state[parameter]["momentum_buffer"]
-        assert torch.allclose(momentum[f"momentum.{name}"], held, rtol=1e-3, atol=1e-4), name
+        assert torch.allclose(momentum[f"optimizer.momentum_buffer.{name}"], held, rtol=1e-3, atol=1e-4), name
 
 
 def test_the_first_step_can_be_worked_out_by_hand():
     recipe = tiny.recipe(network="tiny:head", lr=0.02, weight_decay=0.1, momentum=0.7)
     step = made(recipe)
     step.feed.prepare(0)
-    images, labels = step.feed.read(torch.tensor([0]))
+    images, labels = step.feed.read(torch.tensor([0]))[:2]
     x = images.flatten(1).double().numpy()
     weight, bias = (tensors(step.network)[name].detach().double().numpy() for name in ("1.weight", "1.bias"))
     scores = x @ weight.T + bias
@@ -106,7 +111,7 @@ def test_the_first_step_can_be_worked_out_by_hand():
         gradient = gradient + 0.1 * before
         after = tensors(step.network)[name].detach().numpy()
         assert np.abs(after - (before - 0.02 * 1.7 * gradient)).max() < 1e-6
-        assert np.abs(step.state()[f"momentum.{name}"].numpy() - gradient).max() < 1e-6
+        assert np.abs(step.state()[f"optimizer.momentum_buffer.{name}"].numpy() - gradient).max() < 1e-6
     expected = -np.log(probabilities[np.arange(8), labels]).mean()
     assert step.losses[0].item() == pytest.approx(expected, rel=1e-5)
 
@@ -125,10 +130,10 @@ def test_a_restart_takes_the_weights_of_the_seed_and_the_cycle_and_forgets_the_m
     step = taken(made(recipe), 0, 7)
     places = {name: tensor.data_ptr() for name, tensor in step.state().items()}
     losses = step.losses.clone()
-    assert any(tensor.any() for name, tensor in step.state().items() if name.startswith("momentum."))
+    assert any(tensor.any() for name, tensor in step.state().items() if name.startswith("optimizer."))
     step.restart(cycle)
     assert tiny.equal(tensors(step.network), tensors(built(recipe, cycle)))
-    assert not any(tensor.any() for name, tensor in step.state().items() if name.startswith("momentum."))
+    assert not any(tensor.any() for name, tensor in step.state().items() if name.startswith("optimizer."))
     assert step.completed.tolist() == [7]
     assert torch.equal(step.losses, losses)
     assert {name: tensor.data_ptr() for name, tensor in step.state().items()} == places
@@ -147,7 +152,7 @@ def test_a_state_is_loaded_in_place_and_every_tensor_of_it():
     fresh.load(state)
     assert tiny.equal(fresh.state(), state)
     assert {name: tensor.data_ptr() for name, tensor in fresh.state().items()} == places
-    assert {name.partition(".")[0] for name in state} == {"network", "momentum", "losses", "completed"}
+    assert {name.partition(".")[0] for name in state} == {"network", "optimizer", "losses", "completed"}
     assert {name for name in state if "running" in name} == {
         "network.norm.running_mean",
         "network.norm.running_var",
@@ -236,6 +241,12 @@ def test_dropout_in_a_network_of_ones_own_is_keyed_too():
     assert not any(type(module) is nn.Dropout for module in step.network.modules())
 
 
+def test_only_a_network_of_the_lab_is_accelerated():
+    """A network of the user's own may be a DenseNet with changed modules."""
+    assert made(tiny.recipe(network="densenet40")).network._accelerated
+    assert not made(tiny.recipe(network="tiny:dense")).network._accelerated
+
+
 # the data sets of the paper: classes, image size, augmentation
 SHAPES = {
     "cifar10": (10, 32, "crop-mirror"),
@@ -250,7 +261,8 @@ def combinations():
     """Each network, data set, dropout, stem and method of the paper's recipes once."""
     found = {}
     for recipe in paper.runs(paper.cells()):
-        key = (recipe.network, recipe.dataset, recipe.dropout, recipe.stem_stride, recipe.method)
+        network = recipe.network
+        key = (network.name, recipe.dataset.name, network.dropout, network.stem_stride, recipe.method.kind)
         found.setdefault(key, recipe)
     return found
 
@@ -260,14 +272,17 @@ COMBINATIONS = combinations()
 
 def take_two_steps(recipe, shrunk=1):
     """At batch 2 and, where that is asked for, on smaller images, which no layer of the networks depends on."""
-    classes, size, augmentation = SHAPES[recipe.dataset]
+    name = recipe.dataset.name
+    classes, size, augmentation = SHAPES[name]
     size //= shrunk
     rng = np.random.default_rng(0)
     part = Images(rng.integers(0, 256, (4, size, size, 3), np.uint8), rng.integers(0, classes, 4))
     train = Images(tiny.Files(part.pixels), part.labels) if augmentation == "imagenet" else part
     names = tuple(map(str, range(classes)))
-    data = ImageData(recipe.dataset, train, part, names, augmentation, size, mean=(99.0,) * 3, deviation=(50.0,) * 3)
-    step = made(replace(recipe, batch=2, held_out=0, weight_decay=0.0), data)  # a gradient alone moves a weight
+    data = ImageData(name, train, part, names, augmentation, size, mean=(99.0,) * 3, deviation=(50.0,) * 3)
+    still = replace(recipe.optimizer, weight_decay=0.0)  # a gradient alone moves a weight
+    budget = replace(recipe.budget, batch=2)
+    step = made(replace(recipe, dataset=Dataset(name), budget=budget, optimizer=still), data)
     before = copied(dict(step.network.named_parameters()))
     taken(step, 0, 2)
     assert step.completed.tolist() == [2]

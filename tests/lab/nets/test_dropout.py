@@ -44,7 +44,7 @@ def test_masks_equal_their_definition(key, layer):
 
 
 @pytest.mark.parametrize("p", [0.05, 0.2, 0.5, 0.9])
-def test_as_many_are_kept_as_p_says_in_every_channel_and_the_mean_stays(p):
+def test_every_channel_keeps_a_share_of_1_minus_p_and_the_mean_stays(p):
     y = dropped(torch.ones(256, 8, 16, 16), key=123_456_789_012, p=p)
     n = y[:, 0].numel()
     kept = (y != 0).double().mean((0, 2, 3))
@@ -62,7 +62,7 @@ def test_other_steps_layers_and_images_have_independent_masks():
             assert abs(np.corrcoef(first.flatten(), second.flatten())[0, 1]) < 4 / n**0.5
 
 
-def test_the_global_generator_has_no_part_in_a_mask():
+def test_a_mask_does_not_depend_on_the_global_generator():
     x = torch.ones(1000)
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -72,7 +72,7 @@ def test_the_global_generator_has_no_part_in_a_mask():
     assert dropped(x).equal(first)
 
 
-def test_the_memory_format_has_no_part_in_a_mask():
+def test_a_mask_does_not_depend_on_the_memory_format():
     x = torch.randn(2, 3, 4, 5)
     y = dropped(x.to(memory_format=torch.channels_last))
     assert y.equal(dropped(x))
@@ -97,7 +97,7 @@ def test_evaluation_and_p_of_zero_change_nothing():
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, float("nan")])
-def test_a_probability_that_is_none_is_refused(p):
+def test_an_impossible_probability_is_rejected(p):
     with pytest.raises(ArgumentError, match="dropout must be at least 0 and less than 1, got"):
         KeyedDropout(p, 0)
 

@@ -5,11 +5,12 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
+from torch import nn, relu
 
 from snapens.errors import ArgumentError
-from snapens.lab.nets import NETWORKS, blocks, build
+from snapens.lab.nets import NETWORKS, blocks, build, require
 from snapens.lab.nets.dropout import KeyedDropout
+from snapens.lab.nets.mlp import mlp
 
 
 def parameters(network):
@@ -47,9 +48,9 @@ def test_a_network_has_as_many_layers_as_its_name_says(name, layers):
     assert projections == (4 if name == "resnet50" else 0)
 
 
-@pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"resnet50", "small"}))
+@pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"resnet50", "small", "mlp"}))
 @pytest.mark.parametrize(("stem_stride", "size"), [(1, 32), (2, 64)])
-def test_the_first_feature_maps_are_32_by_32_and_there_is_one_output_a_class(name, stem_stride, size):
+def test_the_first_feature_maps_are_32_by_32_and_there_is_one_output_per_class(name, stem_stride, size):
     with torch.device("meta"):
         network = build(name, classes=7, channels=1, stem_stride=stem_stride)
         images = torch.empty(2, 1, size, size)
@@ -63,6 +64,27 @@ def test_the_small_network_is_small():
     convolutions = 16 * 25 + 16 * 32 * 9 + 32 * 64 * 9
     assert sum(weights.numel() for weights in network.parameters()) == convolutions + 2 * (16 + 32 + 64) + 65 * 62
     assert network(torch.zeros(2, 1, 16, 16)).shape == (2, 62)
+
+
+def test_an_mlp_has_the_layers_of_its_settings():
+    network = build("mlp", classes=3, inputs={"features": 20}, dropout=0.2)
+    kinds = [type(layer).__name__ for layer in network]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU", "KeyedDropout"] * 2 + ["Linear"]
+    assert parameters(network) == 20 * 256 + 2 * 256 + 256 * 256 + 2 * 256 + 256 * 3 + 3
+    assert network(torch.zeros(2, 20)).shape == (2, 3)
+    assert [layer.p for layer in network if isinstance(layer, KeyedDropout)] == [0.2, 0.2]
+    assert parameters(mlp(classes=3, features=4, hidden=())) == 4 * 3 + 3
+    assert [layer.out_features for layer in mlp(classes=3, features=4, hidden=(8, 6, 5))[::4]] == [8, 6, 5, 3]
+
+
+def test_the_weights_of_an_mlp_keep_the_size_of_standardised_features():
+    """Weights of variance 2 / inputs double the mean square, and a ReLU halves it (He et al.)."""
+    network = build("mlp", classes=3, inputs={"features": 64})
+    first = network[0](torch.randn(512, 64, generator=torch.Generator().manual_seed(0)))
+    second = network[4](relu(first))
+    for sums in (first, second):
+        assert float(sums.detach().square().mean()) == pytest.approx(2, rel=0.1)
+    assert network[-1].bias.eq(0).all()
 
 
 def test_resnet50_reads_imagenet():
@@ -100,7 +122,7 @@ def test_the_repeated_blocks_are_found(name, count, kinds):
     assert {type(block).__name__ for block in found} == kinds
 
 
-def test_dropout_stands_where_the_paper_has_it_and_its_layers_are_numbered():
+def test_dropout_is_where_the_paper_has_it_and_its_layers_are_numbered():
     def layers(name):
         network = build(name, classes=10, dropout=0.2)
         return [module for module in network.modules() if isinstance(module, KeyedDropout)]
@@ -147,7 +169,7 @@ def test_convolutions_start_as_the_authors_draw_them_and_biases_at_zero():
             assert 0 < float(module.weight.detach().abs().max()) <= module.in_features**-0.5
 
 
-def test_the_names_are_there_without_torch():
+def test_the_names_can_be_read_without_torch():
     code = (
         "import sys; from snapens.lab.nets import NETWORKS; assert 'wrn32' in NETWORKS and 'torch' not in sys.modules"
     )
@@ -167,7 +189,7 @@ def no_module(classes, channels):
     return classes + channels
 
 
-def test_a_network_of_ones_own_is_called_with_classes_and_channels_and_its_dropout_is_keyed():
+def test_a_users_own_network_receives_classes_and_channels_and_its_dropout_is_keyed():
     network = build(f"{__name__}:Own", classes=4, channels=2, seed=1)
     assert network(torch.ones(3, 2, 2, 2)).shape == (3, 4)
     assert isinstance(network.layers[1], KeyedDropout)
@@ -179,7 +201,7 @@ def test_a_network_of_ones_own_is_called_with_classes_and_channels_and_its_dropo
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("resnet111", {}, "network must be a known one, got 'resnet111': did you mean resnet110"),
+        ("resnet111", {}, "unknown network 'resnet111': did you mean resnet110"),
         ("resnet50", {"dropout": 0.2}, "network 'resnet50' must accept.*unexpected keyword argument 'dropout'.*leave"),
         ("resnet50", {"stem_stride": 2}, "unexpected keyword argument 'stem_stride'"),
         ("nowhere.to.be:found", {}, "module:callable that Python can import, got 'nowhere.to.be:found'.*PYTHONPATH"),
@@ -191,17 +213,40 @@ def test_a_network_of_ones_own_is_called_with_classes_and_channels_and_its_dropo
         ("builtins:dict.nothing", {}, "module:callable that Python can import"),
         ("snapens.lab.nets.dense.densenet:densenet", {}, "missing a required.*'depth'"),
         ("densenet40", {"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ("mlp", {}, "network 'mlp' must accept the settings and the inputs, got.*channels=3.*missing.*'features'"),
+        ("small", {"inputs": {"features": 4}}, "got classes=10, features=4.*unexpected keyword argument 'features'"),
+        ("mlp", {"inputs": {"features": 4}, "channels": 3}, "unexpected keyword argument 'channels'"),
+        ("mlp", {"inputs": {"features": 4}, "stem_stride": 2}, "unexpected keyword argument 'stem_stride'"),
     ],
 )
-def test_a_network_that_cannot_be_built_says_why(name, settings, message):
+def test_a_network_that_cannot_be_built_is_rejected_with_the_reason(name, settings, message):
     with pytest.raises(ArgumentError, match=message):
         build(name, classes=10, **settings)
 
 
-def test_a_densenet_of_an_impossible_depth_is_refused():
+@pytest.mark.parametrize("name", [*NETWORKS, f"{__name__}:Own"])
+def test_a_network_is_accepted_before_its_data_is_known(name):
+    require(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("resnet111", {}, "unknown network 'resnet111'"),
+        ("resnet50", {"dropout": 0.2}, "unexpected keyword argument 'dropout'"),
+        ("mlp", {"stem_stride": 2}, "unexpected keyword argument 'stem_stride'"),
+        (f"{__name__}:parameters", {}, "unexpected keyword argument 'classes'"),
+    ],
+)
+def test_a_setting_that_a_network_lacks_is_rejected_before_its_data_is_known(name, settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        require(name, **settings)
+
+
+def test_a_densenet_of_an_impossible_depth_is_rejected():
     from snapens.lab.nets.dense.densenet import densenet
 
-    with pytest.raises(ArgumentError, match=r"depth must be 4 more than three times.*got 41: take 40"):
+    with pytest.raises(ArgumentError, match=r"depth must be 3 n \+ 4 .*, got 41: use 40"):
         densenet(depth=41, growth=12, classes=10)
 
 
@@ -213,21 +258,21 @@ def fake_library(monkeypatch, name, **contents):
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_torchvisions_networks_are_built_by_name(monkeypatch):
+def test_torchvision_networks_are_built_by_name(monkeypatch):
     models = ModuleType("models")
     models.list_models = lambda module: ["resnet18"]
     models.get_model = lambda name, weights, num_classes: nn.Linear(1, num_classes)
     fake_library(monkeypatch, "torchvision", models=models)
     assert build("torchvision:resnet18", classes=6).out_features == 6
-    with pytest.raises(ArgumentError, match=r"torchvision's network must be a known one, got 'resnet19'.*resnet18"):
+    with pytest.raises(ArgumentError, match=r"unknown torchvision network 'resnet19'.*resnet18"):
         build("torchvision:resnet19", classes=6)
-    with pytest.raises(ArgumentError, match="channels must be 3 for a network of torchvision, got 1"):
+    with pytest.raises(ArgumentError, match="channels must be 3 for a torchvision network, got 1: use timm:NAME"):
         build("torchvision:resnet18", classes=6, channels=1)
     with pytest.raises(ArgumentError, match="unexpected keyword argument 'dropout'"):
         build("torchvision:resnet18", classes=6, dropout=0.2)
 
 
-def test_timms_networks_are_built_by_name(monkeypatch):
+def test_timm_networks_are_built_by_name(monkeypatch):
     def create_model(name, pretrained, num_classes, in_chans, drop_rate):
         assert not pretrained
         return nn.Sequential(nn.Dropout(drop_rate), nn.Linear(in_chans, num_classes))
@@ -236,7 +281,7 @@ def test_timms_networks_are_built_by_name(monkeypatch):
     dropout, head = build("timm:vit", classes=6, channels=1, dropout=0.3)
     assert dropout.p == 0.3
     assert (head.in_features, head.out_features) == (1, 6)
-    with pytest.raises(ArgumentError, match="timm's network must be a known one, got 'vat'"):
+    with pytest.raises(ArgumentError, match="unknown timm network 'vat'"):
         build("timm:vat", classes=6)
 
 
@@ -246,7 +291,7 @@ def test_a_library_that_does_not_import_is_named_with_the_remedy(monkeypatch, er
         raise error
 
     monkeypatch.setattr("snapens.lab.nets.zoo.importlib.import_module", broken)
-    message = f"torchvision, which does not import here ({error}): install a torchvision that goes with torch"
+    message = f"torchvision, which cannot be imported ({error}): install a version of torchvision that supports torch"
     from snapens.lab.nets.zoo import from_torchvision
 
     with pytest.raises(ArgumentError, match=re.escape(message)):

@@ -1,4 +1,4 @@
-"""Data sets by name, each read from its own files into `ImageData`."""
+"""Data sets by name; each is read from its files into `ImageData`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from ...errors import ArgumentError, DataError, MissingDataError
 from ..recipe.recipe import unknown
 from . import arrays, cifar, folder, imagenet, svhn, tinyimagenet
 from .images import ImageData
+from .protocol import Data
 from .sources import cache_folder
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a data set is read from a folder, and for those that are the user's own what must be named."""
+    """How a data set is read from a folder; `own` says what the user must provide, "" for public data sets."""
 
-    read: Callable[[Path], ImageData]
+    read: Callable[[Path], Data]
     own: str = ""
 
 
@@ -30,7 +31,7 @@ DATASETS = {
     "arrays": Reader(arrays.read, own="an .npz file with x_train and y_train"),
     "cifar10": Reader(partial(cifar.read, cifar.CIFAR10)),
     "cifar100": Reader(partial(cifar.read, cifar.CIFAR100)),
-    "folder": Reader(folder.read, own="a folder with a sub-folder of images for each class"),
+    "folder": Reader(folder.read, own="a folder with one sub-folder of images per class"),
     "glyphs": Reader(_glyphs),
     "imagenet": Reader(imagenet.read, own="a folder with train/WNID/*.JPEG and val/WNID/*.JPEG"),
     "svhn": Reader(partial(svhn.read, "svhn", svhn.TRAIN)),
@@ -45,25 +46,27 @@ def load(
     *,
     download: bool = False,
     progress: Callable[[int, int], object] | None = None,
-) -> ImageData:
-    """Read a data set from `root`, by default the cache folder, downloading first what is not there if told to.
+) -> Data:
+    """Read a data set from `root`, by default the cache folder; with `download`, missing files are downloaded first.
 
-    `progress` is called with the bytes that have come and those of the file.
+    `progress` is called with the number of bytes that have arrived and the size of the file.
     """
     if name not in DATASETS:
         raise unknown("dataset", name, DATASETS)
     reader = DATASETS[name]
     if root is None and reader.own:
-        raise ArgumentError(f"data must be {reader.own}, got none: name it by --data or the variable SNAPENS_DATA")
+        raise ArgumentError(f"data must be {reader.own}, got none: pass it with --data or the variable SNAPENS_DATA")
     place = cache_folder() if root is None else Path(root).expanduser()
     try:
         return _downloaded(reader, place, progress) if download else reader.read(place)
     except OSError as error:
-        raise DataError(f"{name} must be readable in {place}, got {error}: check the files and their rights") from error
+        raise DataError(
+            f"{name} must be readable in {place}, got {error}: check the files and their permissions"
+        ) from error
 
 
-def _downloaded(reader: Reader, place: Path, progress: Callable[[int, int], object] | None) -> ImageData:
-    from .download import fetch  # the network's modules are slow to import
+def _downloaded(reader: Reader, place: Path, progress: Callable[[int, int], object] | None) -> Data:
+    from .download import fetch  # its imports are slow
 
     file = None
     while True:

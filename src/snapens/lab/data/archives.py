@@ -1,4 +1,4 @@
-"""Archives of public data sets: checked, then unpacked whole or not at all."""
+"""Archives of public data sets: checked, then unpacked completely or not at all."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from .sources import confirm
 
 
 def unpack(archive: Path, folder: str) -> Path:
-    """Put the one folder that an archive consists of beside it."""
+    """Unpack the single folder in an archive into the folder of the archive."""
     confirm(archive, archive.name)
     with TemporaryDirectory(prefix=f"{folder}.", dir=archive.parent) as temporary:
         try:
@@ -26,36 +26,36 @@ def unpack(archive: Path, folder: str) -> Path:
                 with content, open(path, "wb") as file:
                     shutil.copyfileobj(content, file)
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{archive} must be a whole archive, got {error}: remove it and get it again") from error
+            raise DataError(f"{archive} must be a complete archive, got {error}: download it again") from error
         os.replace(Path(temporary, folder), archive.parent / folder)
     return archive.parent / folder
 
 
 def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """The name and the content of each file; anything but files and folders is refused."""
+    """The name and the content of each file; everything except regular files and folders is rejected."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as opened:
             for entry in opened.infolist():
                 kind = stat.S_IFMT(entry.external_attr >> 16)
                 if not entry.is_dir():
-                    _demand(kind in (0, stat.S_IFREG), entry.filename, archive)
+                    _require(kind in (0, stat.S_IFREG), entry.filename, archive)
                     yield entry.filename, opened.open(entry)
         return
     with tarfile.open(archive) as tar:
         for member in tar:
             content = tar.extractfile(member) if member.isreg() else None
-            _demand(content or member.isdir(), member.name, archive)
+            _require(content or member.isdir(), member.name, archive)
             if content:
                 yield member.name, content
 
 
 def _plain(name: str, folder: str, archive: Path) -> tuple[str, ...]:
     parts = PurePosixPath(name).parts
-    # a backslash or a colon leaves the folder on Windows
-    _demand(parts[0] == folder and ".." not in parts and not {"\\", ":"} & {*name}, name, archive)
+    # on Windows, a backslash or a colon can point outside the folder
+    _require(parts[0] == folder and ".." not in parts and not {"\\", ":"} & {*name}, name, archive)
     return parts
 
 
-def _demand(rule: object, name: str, archive: Path) -> None:
+def _require(rule: object, name: str, archive: Path) -> None:
     if not rule:
-        raise DataError(f"{archive} must hold plain files inside one folder, got {name!r}: do not trust this archive")
+        raise DataError(f"{archive} must hold regular files in one folder, got {name!r}: do not use this archive")

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100, from the binary or the Python version, unpacked or not.
+"""CIFAR-10 and CIFAR-100, from the binary or the Python version, unpacked or as an archive.
 
-A file must be a whole number of records. One that was cut exactly between two records goes unnoticed
-in an unpacked folder; an archive is checked by its MD5.
+A file must be a whole number of records. In an unpacked folder, a file that was cut exactly between two
+records is not detected; an archive is checked by its MD5.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 
 @dataclass(frozen=True)
 class Version:
-    """A form in which the images are published: an archive of one folder, and its files."""
+    """A published form of the images: an archive with one folder, and its files."""
 
     archive: str
     folder: str
@@ -79,7 +79,7 @@ CIFAR10 = Cifar(
 CIFAR100 = Cifar(
     "cifar100",
     tuple(_FINE.split()),
-    label_bytes=2,  # the coarse label, then the fine one, which is ours
+    label_bytes=2,  # the coarse label, then the fine label, which is used
     labels="fine_labels",
     names="fine_label_names",
     versions=(
@@ -90,7 +90,7 @@ CIFAR100 = Cifar(
 
 
 def read(cifar: Cifar, root: Path) -> ImageData:
-    """Read whichever version lies in `root`; an archive is unpacked there first."""
+    """Read the version that `root` holds; an archive is unpacked there first."""
     version, folder = _found(cifar, root)
     for name in (*version.train, version.test):
         if not (folder / name).is_file():
@@ -117,9 +117,9 @@ def _images(cifar: Cifar, version: Version, path: Path) -> Images:
     if labels.min() < 0 or labels.max() >= len(cifar.classes):
         raise DataError(
             f"{path} must have labels between 0 and {len(cifar.classes) - 1}, "
-            f"got {labels.min()} to {labels.max()}: get {version.archive} again"
+            f"got {labels.min()} to {labels.max()}: download {version.archive} again"
         )
-    # the files hold a red, a green and a blue plane; everyone else wants the channels last
+    # the files hold a red, a green and a blue plane; the lab has the channels last
     return Images(np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels)
 
 
@@ -128,7 +128,7 @@ def _binary(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np
     if not len(content) or len(content) % record:
         raise DataError(
             f"{path} must be a whole number of records of {record} bytes, got {len(content)} bytes: "
-            "it is cut short or another file; get it again"
+            "it is incomplete or another file; download it again"
         )
     records = content.reshape(-1, record)
     return records[:, label_bytes:], records[:, label_bytes - 1].astype(np.int64)
@@ -144,7 +144,7 @@ def _pickled(path: Path, key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]
         and all(type(label) is int and abs(label) < 1 << 31 for label in labels)
         and labels
     ):
-        raise DataError(f"{path} must hold (images, {_PIXELS}) uint8 'data' and as many {key!r}: get it again")
+        raise DataError(f"{path} must hold (images, {_PIXELS}) uint8 'data' and as many {key!r}: download it again")
     return planes, np.array(labels, np.int64)
 
 
@@ -157,5 +157,5 @@ def _classes(cifar: Cifar, version: Version, folder: Path) -> tuple[str, ...]:
     else:
         names = path.read_text().split()
     if len(names) != len(cifar.classes):
-        raise DataError(f"{path} must name {len(cifar.classes)} classes, got {len(names)}: get it again")
+        raise DataError(f"{path} must name {len(cifar.classes)} classes, got {len(names)}: download it again")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped, and appear only once their MD5 is right."""
+"""Downloads that continue where they stopped; a file gets its name only after its MD5 was checked."""
 
 import os
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from ...errors import DataError
 from .sources import SOURCES, confirm
 
 Progress = Callable[[int, int], object]
-"""Called with the bytes that are here and those there are, 0 where the server does not say."""
+"""Called with the number of bytes received and the size of the file, 0 if the server does not report it."""
 
 _TIMEOUT_SECONDS = 60
 _CHUNK_BYTES = 1 << 18
 
 
 def fetch(name: str, folder: Path, progress: Progress | None = None) -> Path:
-    """Download the source of this name into `folder`, and go on after each break that came after some progress."""
+    """Download the source of this name into `folder`; after a broken connection, continue as long as bytes arrive."""
     url, path, part = SOURCES[name].url, folder / name, folder / f"{name}.part"
     folder.mkdir(parents=True, exist_ok=True)
     complete = False
@@ -30,8 +30,8 @@ def fetch(name: str, folder: Path, progress: Progress | None = None) -> Path:
             reason = f"{type(error).__name__}: {error}"
         if not complete and _size(part) <= before:
             raise DataError(
-                f"{name} must come from {url}, got {reason}: try again, which goes on from the {_size(part)} bytes "
-                f"that are here, or get it elsewhere and put it at {path}"
+                f"{name} must be downloaded from {url}, got {reason}: try again, which continues after the "
+                f"{_size(part)} bytes received so far, or copy the file to {path}"
             )
     try:
         confirm(part, name)
@@ -43,14 +43,14 @@ def fetch(name: str, folder: Path, progress: Progress | None = None) -> Path:
 
 
 def _transfer(url: str, part: Path, progress: Progress) -> bool:
-    """Append what is missing, or begin again with a server that cannot go on; whether all has come."""
+    """Append the missing bytes, or start again if the server sends no ranges; return whether the file is complete."""
     start = _size(part)
     request = Request(url, headers={"User-Agent": "snapens"} | ({"Range": f"bytes={start}-"} if start else {}))
     try:
         response = urlopen(request, timeout=_TIMEOUT_SECONDS)
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # nothing lies after `start`: all has come before
+        if error.code == 416:  # there are no bytes after `start`: the file is complete
             return True
         raise
     with response, open(part, "ab" if response.status == 206 else "wb") as file:

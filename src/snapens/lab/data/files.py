@@ -1,52 +1,117 @@
-"""Image files: listed by class, checked, decoded whole or cropped when they are asked for."""
+"""Image files: listed by class, checked, and decoded as a whole or as crops when they are needed."""
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, MissingPackageError, SnapensError
+from ...errors import DataError, MissingPackageError, shortened
 from ...extras import package
+from .sources import regular
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class PhotoFiles:
-    """Files of any size, cropped to (size, size, 3) pixels; an orientation noted in the file is not followed."""
+    """Files of any size, cropped to (size, size, 3) pixels; the orientation stored in a file is ignored.
 
-    paths: Sequence[Path]
+    `names` are relative to the folder `root`, with forward slashes.
+    """
+
+    root: Path
+    names: Sequence[str]
     size: int = 224
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.names)
+
+    def take(self, indices: NDArray[np.int64]) -> "PhotoFiles":
+        """Some of the files; none of them is opened."""
+        return replace(self, names=[self.names[index] for index in indices])
+
+    def identity(self) -> Iterator[bytes]:
+        """What distinguishes these files from others: all names and sizes, and the bytes of up to 1,000 of them."""
+        every = -(-len(self) // 1000)
+        for index, name in enumerate(self.names):
+            with self._errors(index):
+                size = (self.root / name).stat().st_size
+                content = self._read(index) if index % every == 0 else b""
+            yield os.fsencode(name) + f"\0{size}\0".encode()
+            yield content
 
     def crops(self, indices: NDArray[np.int64], draws: NDArray[np.float32] | None) -> NDArray[np.uint8]:
-        """(images, size, size, 3) pixels: of `random_box` by the first four draws, or of `central_box` without."""
+        """Pixels (images, size, size, 3) of `random_box` by the first four draws, or of `central_box` without draws."""
         crops = np.empty((len(indices), self.size, self.size, 3), np.uint8)
         for row, index in enumerate(indices):
-            with _reading(self.paths[index]) as data:
-                crops[row] = _crop(data, self.size, None if draws is None else draws[row])
+            with self._errors(index):
+                crops[row] = _crop(self._read(index), self.size, None if draws is None else draws[row])
         return crops
+
+    def each(self, work: Callable[[int, bytes], Result]) -> list[Result]:
+        """Call `work` with the index and the bytes of each file, on all cores; an error lists all files that fail."""
+        image = package("PIL.Image", "data")
+
+        def attempt(index: int) -> Result | Exception:
+            try:
+                return work(index, self._read(index))
+            except Exception as error:  # a damaged image can raise an exception of any type
+                return error.with_traceback(None)  # which would keep the bytes of the file
+
+        # decoders release the GIL; Pillow warns of images that `_photo` rejects
+        with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+            warnings.simplefilter("ignore", image.DecompressionBombWarning)
+            results = list(pool.map(attempt, range(len(self))))
+        failed = {name: found for name, found in zip(self.names, results, strict=True) if isinstance(found, Exception)}
+        if failed:
+            raise self._broken(failed)
+        return [found for found in results if not isinstance(found, Exception)]
+
+    def _read(self, index: int) -> bytes:
+        return regular(self.root / self.names[index]).read_bytes()
+
+    @contextmanager
+    def _errors(self, index: int) -> Iterator[None]:
+        """Turn any error about one file into ours."""
+        try:
+            yield
+        except MissingPackageError:
+            raise
+        except Exception as error:
+            raise self._broken({self.names[index]: error}) from error
+
+    def _broken(self, failed: dict[str, Exception]) -> DataError:
+        """The error that lists some files, up to ten, and why each cannot be used."""
+        found = [
+            f"{self.root / name}: {error if isinstance(error, DataError) else f'{type(error).__name__}: {error}'}"
+            for name, error in failed.items()
+        ]
+        return DataError(
+            "images must be whole files with 8 bits per channel, "
+            f"got {len(found)} that cannot be used: replace or remove {'it' if len(found) == 1 else 'them'}\n  "
+            + shortened(found, separator="\n  ")
+        )
 
 
 def random_box(width: int, height: int, draws: NDArray[np.float32]) -> Box:
-    """Between 8 % and all of the area, an aspect between 3:4 and 4:3, anywhere.
+    """A box with 8 % to 100 % of the area and an aspect ratio from 3:4 to 4:3, anywhere in the image.
 
-    `draws` are the area, the logarithm of the aspect, the left and the top, each in [0, 1). What
-    would stick out of the image is cut off; elsewhere such a box is drawn again.
+    `draws` are the area, the logarithm of the aspect ratio, the left and the top, each in [0, 1). The part
+    of a box outside the image is cut off; other implementations draw such a box again.
 
     Examples:
         >>> random_box(100, 50, np.array([1, 0.5, 0, 0]))
@@ -62,7 +127,7 @@ def random_box(width: int, height: int, draws: NDArray[np.float32]) -> Box:
 
 
 def central_box(width: int, height: int) -> Box:
-    """The square in the middle whose side is 7/8 of the shorter one: 224 pixels of 256.
+    """The square in the centre whose side is 7/8 of the shorter side: 224 of 256 pixels.
 
     Examples:
         >>> central_box(512, 256)
@@ -73,39 +138,41 @@ def central_box(width: int, height: int) -> Box:
     return x, y, x + side, y + side
 
 
-def decoded(paths: Sequence[Path], size: int) -> NDArray[np.uint8]:
-    """Whole images of one size, decoded on all cores: (images, size, size, 3)."""
-    images = np.empty((len(paths), size, size, 3), np.uint8)
+def decoded(files: PhotoFiles, size: int) -> NDArray[np.uint8]:
+    """All images, each of which must be a square of this size: (images, size, size, 3)."""
+    images = np.empty((len(files), size, size, 3), np.uint8)
 
-    def decode(index: int) -> None:
-        with _reading(paths[index]) as data:
-            photo = _photo(data)
-            if photo.size != (size, size):
-                raise ValueError(f"{photo.width} × {photo.height} pixels where {size} × {size} are due")
-            images[index] = _rgb(photo, data, 1)
+    def decode(index: int, data: bytes) -> None:
+        photo = _photo(data)
+        if photo.size != (size, size):
+            raise DataError(f"{photo.width} × {photo.height} pixels where {size} × {size} are required")
+        images[index] = _rgb(photo, data, 1)
 
-    _on_all_cores(decode, range(len(paths)))
+    files.each(decode)
     return images
 
 
-def sizes(paths: Sequence[Path]) -> set[tuple[int, int]]:
-    """The widths and heights there are; a file that is no whole image is refused."""
+def sizes(files: PhotoFiles) -> list[tuple[int, int]]:
+    """The width and the height of each image; files that are not whole images are rejected."""
 
-    def check(path: Path) -> tuple[int, int]:
-        with _reading(path) as data:
-            photo = _photo(data)
-            size: tuple[int, int] = photo.size
-            photo.draft("RGB", (1, 1))  # a JPEG is read to its end, but computed at an eighth of its size
-            photo.load()
-            return size
+    def check(index: int, data: bytes) -> tuple[int, int]:
+        photo = _photo(data)
+        size: tuple[int, int] = photo.size
+        photo.draft("RGB", (1, 1))  # a JPEG is read to its end, but decoded at an eighth of its size
+        photo.load()
+        return size
 
-    return set(_on_all_cores(check, paths))
+    return files.each(check)
 
 
-def of_class(folder: Path) -> list[Path]:
-    """The images directly in a folder, by name; hidden and other files are passed over."""
-    names = (path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    return [folder / name for name in sorted(names) if name[0] != "."]
+def of_class(root: Path, folder: str) -> list[str]:
+    """The sorted names, relative to `root`, of the images in `root`/`folder`; hidden and other files are ignored."""
+    return [f"{folder}/{name}" for name in sorted(path.name for path in filter(is_image, (root / folder).iterdir()))]
+
+
+def is_image(path: Path) -> bool:
+    """Whether the name of a file is that of an image, and not hidden."""
+    return path.suffix.lower() in SUFFIXES and path.name[0] != "."
 
 
 def _crop(data: bytes, size: int, draws: NDArray[np.float32] | None) -> Any:
@@ -113,7 +180,7 @@ def _crop(data: bytes, size: int, draws: NDArray[np.float32] | None) -> Any:
     width, height = photo.size
     box = central_box(width, height) if draws is None else random_box(width, height, draws)
     shorter = min(box[2] - box[0], box[3] - box[1])
-    # decoded at a fraction of its size, a JPEG costs less; the crop has `size` pixels all the same
+    # a JPEG is decoded faster at a fraction of its size; the box keeps at least `size` pixels
     factor = next(factor for factor in (8, 4, 2, 1) if factor == 1 or shorter >= factor * size)
     image = package("PIL.Image", "data")
     photo = image.fromarray(_rgb(photo, data, factor))
@@ -124,18 +191,22 @@ def _crop(data: bytes, size: int, draws: NDArray[np.float32] | None) -> Any:
 
 
 def _photo(data: bytes) -> Any:
-    photo = package("PIL.Image", "data").open(BytesIO(data))
+    image = package("PIL.Image", "data")
+    photo = image.open(BytesIO(data))
+    limit = image.MAX_IMAGE_PIXELS  # Pillow only warns of images up to twice as large
+    if limit is not None and photo.width * photo.height > limit:
+        raise DataError(f"{photo.width} × {photo.height} pixels where at most {limit:,} are allowed")
     if photo.mode.startswith(("I", "F")):
-        raise ValueError(f"pixels of the mode {photo.mode} where 8 bits are due")
+        raise DataError(f"pixels of mode {photo.mode} where 8 bits per channel are required")
     return photo
 
 
 def _rgb(photo: Any, data: bytes, factor: int) -> NDArray[np.uint8]:
-    """The pixels (height, width, 3), of a JPEG those at 1/factor of its size."""
+    """The pixels (height, width, 3); those of a JPEG at 1/factor of its size."""
     least = photo.width // factor, photo.height // factor
     decode = _jpeg_decoder()
     if decode is not None and photo.format == "JPEG" and photo.mode in ("L", "RGB"):
-        with suppress(ValueError):  # it is stricter than pillow, which is to say what is damaged
+        with suppress(ValueError):  # simplejpeg is stricter than Pillow, which decides what is damaged
             pixels: NDArray[np.uint8] = decode(data, "RGB", min_width=least[0], min_height=least[1])
             return pixels
     photo.draft("RGB", least)
@@ -146,26 +217,8 @@ def _rgb(photo: Any, data: bytes, factor: int) -> NDArray[np.uint8]:
 
 @cache
 def _jpeg_decoder() -> Any:
-    """simplejpeg's, if it is there; pillow gives the same pixels, a quarter slower."""
+    """The decoder of simplejpeg, if it is installed; Pillow decodes the same pixels a quarter slower."""
     try:
         return package("simplejpeg", "data").decode_jpeg
     except MissingPackageError:
         return None
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[bytes]:
-    try:
-        yield path.read_bytes()
-    except SnapensError:
-        raise
-    except Exception as error:  # a damaged image can end in an exception of any type
-        raise DataError(
-            f"{path} must be a whole image of 8 bits a channel, got {type(error).__name__}: {error}: "
-            "replace it or remove it"
-        ) from error
-
-
-def _on_all_cores(work: Any, items: Any) -> list[Any]:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the GIL
-        return list(pool.map(work, items))

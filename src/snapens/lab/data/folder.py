@@ -1,57 +1,54 @@
-"""Anyone's folder of images: one sub-folder a class, with or without a split into train and test."""
+"""A user's own folder of images: one sub-folder per class, with or without a split into train and test."""
 
-import hashlib
-import json
 import logging
-from contextlib import suppress
-from pathlib import Path
+from collections import Counter
+from collections.abc import Sequence
+from itertools import compress
+from pathlib import Path, PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...errors import DataError, MissingDataError
-from ...storage.durable import publish
-from .files import PhotoFiles, decoded, of_class, sizes
+from ...errors import DataError, MissingDataError, shortened
+from .files import PhotoFiles, decoded, is_image, of_class, sizes
 from .images import ImageData, Images
+from .splits import by_name
 
 log = logging.getLogger("snapens")
 
 SMALL = 64
-"""Images of one size up to this are held in memory as they are; others are cropped to 224."""
+"""Square images that all have the same size, up to this one, are kept in memory; others are cropped to 224 × 224."""
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_DEVIATION = (58.395, 57.12, 57.375)
 
+Listed = tuple[list[str], NDArray[np.int64]]
+"""The name, relative to the root, and the label of each image."""
+
 
 def read(root: Path) -> ImageData:
-    """Read `root`/train/CLASS and `root`/test/CLASS (or val), or `root`/CLASS and set a tenth of each class aside.
+    """Read `root`/train/CLASS and `root`/test/CLASS (or val), or split a tenth of each class off `root`/CLASS.
 
-    Where there are both, `test` is tested on and `val` is held out. Every file is checked first.
+    If there are both, `test` is tested on and `val` is held out. Every file is checked first.
     """
-    if not root.is_dir():
-        raise MissingDataError(f"data must be a folder of images for the dataset folder, got {root}: check the path")
-    parent = root / "train" if subfolders(root / "train") else root
-    classes = subfolders(parent)
-    if len(classes) < 2:
-        raise DataError(f"{parent} must have a sub-folder for each of at least 2 classes, got {list(classes)}")
-    splits = {"train": listed(parent, classes)}
-    for name in ("test", "val"):
-        if parent != root and (root / name).is_dir():
-            splits[name] = listed(root / name, classes)
-    splits = _split(root, splits["train"]) if len(splits) == 1 else splits
-    found = sizes([path for paths, _ in splits.values() for path in paths])
-    (width, height), *others = found
-    small = not others and width == height <= SMALL
-    if not small and max(max(size) for size in found) <= SMALL:
-        shown = ", ".join(f"{width} × {height}" for width, height in sorted(found)[:5])
-        log.warning("images of %s are enlarged to 224 × 224: only squares of one size are taken as they are", shown)
-    images = {
-        name: Images(decoded(paths, width) if small else PhotoFiles(paths), labels)
-        for name, (paths, labels) in splits.items()
-    }
-    test = images.pop("test", None) or images.pop("val")
+    classes, parts = _parts(root)
+    files = PhotoFiles(root, [name for names, _ in parts.values() for name in names])
+    found = sizes(files)
+    width, height = found[0]
+    small = len({*found}) == 1 and width == height <= SMALL
+    if not small:
+        _warn_if_enlarged(files.names, found)
+    if len(parts) == 1:
+        names, labels = parts["train"]
+        test = by_name(root, names, labels)
+        parts = {"train": _only(~test, names, labels), "test": _only(test, names, labels)}
+    images = {}
+    for part, (names, labels) in parts.items():
+        photos = PhotoFiles(root, names)
+        images[part] = Images(decoded(photos, width) if small else photos, labels, names)
     return ImageData(
         root.resolve().name,
         images["train"],
-        test,
+        images.pop("test") if "test" in images else images.pop("val"),
         classes,
         augmentation="crop-mirror" if small else "imagenet",
         size=width if small else 224,
@@ -61,54 +58,70 @@ def read(root: Path) -> ImageData:
     )
 
 
+def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Listed]]:
+    """The classes, and the images of the parts: "train", and "test" and "val" where there are folders for them."""
+    if not root.is_dir():
+        raise MissingDataError(f"data must be a folder of images for the dataset folder, got {root}: check the path")
+    inside = "train" if subfolders(root / "train") else ""
+    classes = subfolders(root / inside)
+    for path in sorted(filter(_holds_runs, (root / inside).iterdir())):
+        log.warning("%s is ignored, because it holds a run and no images of a class: move it to another place", path)
+    if len(classes) < 2:
+        raise DataError(
+            f"{root / inside} must have a sub-folder for each of at least 2 classes, got {list(classes)}: add classes"
+        )
+    others = [name for name in ("test", "val") if inside and (root / name).is_dir()]
+    return classes, {"train": listed(root, inside, classes)} | {name: listed(root, name, classes) for name in others}
+
+
+def _only(mask: NDArray[np.bool_], names: list[str], labels: NDArray[np.int64]) -> Listed:
+    return list(compress(names, mask)), labels[mask]
+
+
 def subfolders(folder: Path) -> tuple[str, ...]:
-    """The classes of a folder: the names of its sub-folders, hidden ones apart."""
+    """The classes of a folder: the names of its sub-folders, except hidden ones and folders of runs."""
     if not folder.is_dir():
         return ()
-    return tuple(sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.is_dir()))
+    visible = (path for path in folder.iterdir() if path.name[0] != "." and path.is_dir())
+    return tuple(sorted(path.name for path in visible if not _holds_runs(path)))
 
 
-Listed = tuple[list[Path], np.ndarray[tuple[int], np.dtype[np.int64]]]
-"""Paths, and the label of each."""
-
-
-def listed(parent: Path, classes: tuple[str, ...]) -> Listed:
-    """The images of each class in the folder `parent`; each class has some, and no other has any."""
-    others = set(subfolders(parent)) - set(classes)
-    if others:
+def listed(root: Path, inside: str, classes: tuple[str, ...]) -> Listed:
+    """The images of each class in `root`/`inside`; each class must have images, and other classes must not be there."""
+    parent = root / inside
+    if others := set(subfolders(parent)) - set(classes):
         raise DataError(f"{parent} must have the classes of the training images only, got also {sorted(others)}")
-    paths: list[Path] = []
+    images: list[str] = []
     counts: list[int] = []
     for name in classes:
-        images = of_class(parent / name) if (parent / name).is_dir() else []
-        if not images:
-            raise DataError(f"{parent / name} must hold images of its class, got none: add some or remove the class")
-        paths += images
-        counts.append(len(images))
-    return paths, np.repeat(np.arange(len(classes)), counts)
+        of_this = of_class(root, PurePosixPath(inside, name).as_posix()) if (parent / name).is_dir() else []
+        if not of_this:
+            raise DataError(
+                f"{parent / name} must hold the images of a class, got none: add images, or move the folder elsewhere"
+            )
+        images += of_this
+        counts.append(len(of_this))
+    return images, np.repeat(np.arange(len(classes)), counts)
 
 
-def _split(root: Path, files: Listed) -> dict[str, Listed]:
-    """About a tenth of each class as the test set, at least one; also written beside them where that is allowed.
+def _holds_runs(folder: Path) -> bool:
+    """Whether a folder is a run folder, or the parent of one, and holds no images."""
+    if not folder.is_dir() or any(map(is_image, folder.iterdir())):
+        return False
+    return any(
+        any(folder.glob(pattern)) for pattern in ("manifest.json", "recipe.json", "*/manifest.json", "*/recipe.json")
+    )
 
-    An image's name decides, so that those added later leave the others where they are.
-    """
-    paths, labels = files
-    names = [path.relative_to(root).as_posix() for path in paths]
-    chances = np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32 for name in names])
-    aside = chances < 0.1
-    for label in np.unique(labels):
-        of_class = np.flatnonzero(labels == label)
-        if len(of_class) < 2:
-            only = paths[of_class[0]].parent
-            raise DataError(f"{only} must hold at least 2 images to split off a test set, got 1: add some")
-        aside[of_class[chances[of_class].argmin()]] = True
-        aside[of_class[chances[of_class].argmax()]] = False
-    splits = {
-        name: ([paths[index] for index in indices], labels[indices])
-        for name, indices in (("train", np.flatnonzero(~aside)), ("test", np.flatnonzero(aside)))
-    }
-    record = {"test": [names[index] for index in np.flatnonzero(aside)]}
-    with suppress(OSError):
-        publish(root / "snapens-split.json", [json.dumps(record, indent=1).encode()])
-    return splits
+
+def _warn_if_enlarged(names: Sequence[str], found: Sequence[tuple[int, int]]) -> None:
+    """Warn if most images are small, but are enlarged because not all images are squares of one size."""
+    if 2 * sum(max(size) <= SMALL for size in found) <= len(found):
+        return
+    counts = Counter(found).most_common()
+    shown = [f"{width} × {height} ({count} image{'s' * (count > 1)})" for (width, height), count in counts]
+    exceptions = [name for name, size in zip(names, found, strict=True) if size != counts[0][0]]
+    log.warning(
+        f"all images are resized to 224 × 224, because only squares of one size up to {SMALL} × {SMALL} are used as "
+        f"they are: got {shortened(shown, 5)}"
+        + (f"; resize or remove the exceptions: {shortened(exceptions)}" if exceptions else "")
+    )

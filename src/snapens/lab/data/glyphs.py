@@ -1,8 +1,8 @@
-"""glyphs: 62 characters in twelve fonts, turned, sheared, scaled, shifted and noisy; drawn here, never downloaded.
+"""glyphs: 62 characters in twelve fonts, rotated, sheared, scaled, shifted and noisy; drawn here, not downloaded.
 
-`glyphs.npz` holds what docs/atlas.py rendered from DejaVu Sans, Sans Mono and Serif (the Bitstream Vera licence)
-and STIX General (SIL Open Font License 1.1). All arithmetic is on integers and all chance is Philox's raw output:
-every machine and every version of NumPy draws the same pixels.
+docs/atlas.py rendered `glyphs.npz` from DejaVu Sans, Sans Mono and Serif (the Bitstream Vera licence) and STIX
+General (SIL Open Font License 1.1). All arithmetic is on integers, and all random numbers are the raw output of
+Philox: every machine and every version of NumPy draws the same pixels.
 """
 
 import hashlib
@@ -19,41 +19,45 @@ from .images import ImageData, Images
 from .sources import cache_folder
 
 Split = Literal["train", "test"]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 SIZE = 16
-"""Height and width of an image."""
+"""The height and width of an image."""
 
-_EDITION = 1  # part of the cache's file names: raise it whenever a pixel changes
-_ONE = 256  # positions, turns, shears and scales are counted in 1/256
-_TURN, _SHEAR, _SHIFT = 77, 77, 512  # at most, either way: 0.3 (17 degrees), 0.3, 2 pixels of the atlas
+_EDITION = 1  # part of the names of cached files: raise it whenever a pixel changes
+_ONE = 256  # positions, rotations, shears and scales are in units of 1/256
+_TURN, _SHEAR, _SHIFT = (
+    77,
+    77,
+    512,
+)  # the largest values in both directions: 0.3 (17 degrees), 0.3, 2 pixels of the atlas
 _STEP = 282, 410  # from one pixel to the next: 1.1 to 1.6 pixels of the atlas
-_INK, _PAPER = (90, 200), (0, 80)  # how much brighter than the ground a stroke is, and how bright the ground is
+_INK, _PAPER = (90, 200), (0, 80)  # the brightness of a stroke above the background, and that of the background
 _NOISE_PERCENT = 23  # of the sum of four random bytes, whose standard deviation is 148
-_TRAIT_WORDS, _NOISE_WORDS = 8, SIZE * SIZE // 2  # of 64 bits, in each image: four bytes of noise for a pixel
-_CHUNK = 2048  # images drawn at a time: few enough for the processor's cache
+_TRAIT_WORDS, _NOISE_WORDS = 8, SIZE * SIZE // 2  # words of 64 bits per image: four bytes of noise per pixel
+_CHUNK = 2048  # images drawn at a time: they fit into the processor's cache
 
 
 def load(train: int = 5_000, test: int = 10_000, seed: int = 0) -> ImageData:
-    """The data set, kept under `$XDG_CACHE_HOME/snapens` (or `~/.cache/snapens`) once it is drawn.
+    """The data set; once drawn, it is cached in `$XDG_CACHE_HOME/snapens` (or `~/.cache/snapens`).
 
-    Classes and fonts are equally likely in both parts, and every image is distorted in its own way. It depends
-    on `seed`, its part and its place alone: a larger set begins with the smaller one.
+    Classes and fonts are equally likely in both parts, and every image is distorted differently. An image
+    depends only on `seed`, its part and its index: a larger set begins with the smaller one.
     """
     return ImageData(
         name="glyphs",
         train=Images(_cached("train", train, seed), _labels(0, train)),
         test=Images(_cached("test", test, seed), _labels(0, test)),
         classes=CLASSES,
-        augmentation="none",  # a mirrored letter is another one, or none
+        augmentation="none",  # a mirrored letter is another letter, or no letter
         size=SIZE,
         channels=1,
     )
 
 
 def draw(split: Split, count: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Pixels (count, 16, 16, 1) of the classes in turn, past the cache.
+    """Draw pixels (count, 16, 16, 1) of the classes in turn, without the cache.
 
     Examples:
         >>> few, more = draw("train", 2), draw("train", 70)
@@ -61,9 +65,9 @@ def draw(split: Split, count: int, seed: int = 0) -> NDArray[np.uint8]:
         ((70, 16, 16, 1), True)
     """
     if count < 1:
-        raise ArgumentError(f"{split} must be at least 1 image, got {count}")
+        raise ArgumentError(f"{split} must be at least 1 image, got {count}: draw more")
     if not 0 <= seed < 1 << 63:
-        raise ArgumentError(f"seed must be at least 0 and less than 2 to the 63, got {seed}")
+        raise ArgumentError(f"seed must be at least 0 and less than 2 ** 63, got {seed}")
     chance = np.random.Philox(key=[seed, ("train", "test").index(split)])
     with np.load(Path(__file__).with_name("glyphs.npz")) as file:
         atlas = file["levels"] * np.uint8(17)  # 0 to 15 in the file
@@ -75,40 +79,45 @@ def draw(split: Split, count: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.concatenate(chunks)[..., None]
 
 
-def _labels(start: int, stop: int) -> Whole:
+def _labels(start: int, stop: int) -> Integers:
     return np.arange(start, stop, dtype=np.int64) % len(CLASSES)
 
 
 def _distorted(
-    atlas: NDArray[np.uint8], labels: Whole, traits: NDArray[np.uint64], noise: NDArray[np.uint64]
+    atlas: NDArray[np.uint8], labels: Integers, traits: NDArray[np.uint64], noise: NDArray[np.uint64]
 ) -> NDArray[np.uint8]:
-    """Pixels (images, 16, 16) of an atlas (fonts, classes, side, side), by words (images, 8) and (images, 128)."""
+    """Pixels (images, 16, 16) from an atlas (fonts, classes, side, side) and words (images, 8) and (images, 128)."""
     trait = iter(traits.T[..., None, None])
     font = _between(0, len(atlas) - 1, next(trait)).ravel()
     turn, shear = (_between(-most, most, next(trait)) for most in (_TURN, _SHEAR))
     right, low = (_between(-_SHIFT, _SHIFT, next(trait)) for _ in range(2))
     step, ink, paper = (_between(*limits, next(trait)) for limits in (_STEP, _INK, _PAPER))
 
-    twice = 2 * np.arange(SIZE, dtype=np.int64) - (SIZE - 1)  # the distance from the middle is half of a whole number
+    twice = 2 * np.arange(SIZE, dtype=np.int64) - (SIZE - 1)  # twice the distance from the centre, an integer
     x, y = twice * step, twice[:, None] * step
     x = x + y * shear // _ONE
-    x, y = x - y * turn // _ONE, y + x * turn // _ONE  # a turn by arctan(turn), without a sine to round
+    x, y = (
+        x - y * turn // _ONE,
+        y + x * turn // _ONE,
+    )  # a rotation by arctan(turn), without a sine that would be rounded
     middle = (atlas.shape[-1] - 1) * _ONE // 2
     stroke = _sampled(atlas[font, labels], middle + right + x // 2, middle + low + y // 2)
 
-    grain: Whole = noise.astype("<u8").view(np.uint8).reshape(-1, SIZE, SIZE, 4).sum(-1, dtype=np.int64) - 4 * 255 // 2
+    grain: Integers = (
+        noise.astype("<u8").view(np.uint8).reshape(-1, SIZE, SIZE, 4).sum(-1, dtype=np.int64) - 4 * 255 // 2
+    )
     shade = paper + stroke * ink // 255 + grain * _NOISE_PERCENT // 100
     return np.clip(shade, 0, 255).astype(np.uint8)
 
 
-def _between(least: int, most: int, words: NDArray[np.uint64]) -> Whole:
-    """Whole numbers, both limits included, each as likely as the next."""
+def _between(least: int, most: int, words: NDArray[np.uint64]) -> Integers:
+    """Integers between both limits, inclusive, all equally likely."""
     share = words >> np.uint64(32)
     return least + (share * np.uint64(most - least + 1) >> np.uint64(32)).astype(np.int64)
 
 
-def _sampled(glyphs: NDArray[np.uint8], x: Whole, y: Whole) -> Whole:
-    """Bilinear values of glyphs (images, side, side), black around, at positions (images, 16, 16) in 1/256."""
+def _sampled(glyphs: NDArray[np.uint8], x: Integers, y: Integers) -> Integers:
+    """Bilinear values of glyphs (images, side, side) at positions (images, 16, 16) in units of 1/256; 0 outside."""
     bordered = np.pad(glyphs, ((0, 0), (1, 2), (1, 2))).astype(np.int64)
     last = (glyphs.shape[-1] + 1) * _ONE
     x, y = ((position + _ONE).clip(0, last) for position in (x, y))
@@ -117,13 +126,17 @@ def _sampled(glyphs: NDArray[np.uint8], x: Whole, y: Whole) -> Whole:
         bordered[image, row, x >> 8] * (_ONE - right) + bordered[image, row, (x >> 8) + 1] * right
         for row in (y >> 8, (y >> 8) + 1)
     )
-    values: Whole = (upper * (_ONE - low) + lower * low) >> 16  # right and low are in 1/256
+    values: Integers = (upper * (_ONE - low) + lower * low) >> 16  # right and low are in units of 1/256
     return values
 
 
 def _cached(split: Split, count: int, seed: int) -> NDArray[np.uint8]:
-    """As `draw`, from a file of the pixels behind their SHA-256; one that cannot be used does no harm."""
-    unusable = (OSError, RuntimeError, ValueError)  # no file, or none of ours; no home; not so many pixels
+    """Like `draw`, but cached in a file: a SHA-256, then the pixels. A file that cannot be used is ignored."""
+    unusable = (
+        OSError,
+        RuntimeError,
+        ValueError,
+    )  # the file is missing or foreign; no home folder; another number of pixels
     with suppress(*unusable):
         content = _cache_file(split, count, seed).read_bytes()
         if content[:32] == hashlib.sha256(content[32:]).digest():

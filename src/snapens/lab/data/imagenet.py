@@ -1,4 +1,4 @@
-"""ImageNet's 1,000 classes (ILSVRC 2012), as folders of JPEGs that are decoded when they are asked for."""
+"""ImageNet with 1,000 classes (ILSVRC 2012): folders of JPEG files that are decoded when they are needed."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from .sources import missing
 
 
 def read(root: Path) -> ImageData:
-    """Read train/WNID/*.JPEG and val/WNID/*.JPEG; tested on is the validation set, as everywhere."""
+    """Read train/WNID/*.JPEG and val/WNID/*.JPEG; the validation set is the test set, as in the literature."""
     folder = root / "imagenet" if (root / "imagenet").is_dir() else root
     classes = subfolders(folder / "train")
     if not classes or not subfolders(folder / "val"):
         raise missing(root, "train/WNID/*.JPEG and val/WNID/*.JPEG (validation images sorted into such folders too)")
-    (train, train_labels), (val, val_labels) = (listed(folder / split, classes) for split in ("train", "val"))
+    (train, train_labels), (val, val_labels) = (listed(folder, split, classes) for split in ("train", "val"))
     return ImageData(
         "imagenet",
-        Images(PhotoFiles(train), train_labels),
-        Images(PhotoFiles(val), val_labels),
+        Images(PhotoFiles(folder, train), train_labels, train),
+        Images(PhotoFiles(folder, val), val_labels, val),
         classes,
         augmentation="imagenet",
         size=224,

@@ -1,64 +1,84 @@
-"""Labelled images as every data set hands them over: uint8 pixels, integer labels, names."""
+"""Labelled images, as every data set provides them: uint8 pixels, integer labels, names."""
 
-import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError
+from ..recipe.transforms import Transform
+from .augment import AUGMENTATIONS
+from .labels import digest, hold_out, require_labels, spread
+
+if TYPE_CHECKING:
+    import torch
+
+    from .protocol import Placed
 
 Augmentation = Literal["none", "crop-mirror", "crop-mirror-rgb", "imagenet"]
-"""What is done to a training image: names of `augment.AUGMENTATIONS`."""
+"""How training images are cropped and transformed by default: names in `augment.AUGMENTATIONS`."""
 
 
 class ImageFiles(Protocol):
-    """Images too many to hold: decoded when they are asked for, by as many threads as ask."""
+    """Images that do not fit into memory: decoded when they are needed, by several threads at once."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of images."""
+
+    def take(self, indices: NDArray[np.int64]) -> "ImageFiles":
+        """Some of the images; no file is opened."""
+
+    def identity(self) -> Iterator[bytes]:
+        """Bytes that differ from those of other images."""
 
     def crops(self, indices: NDArray[np.int64], draws: NDArray[np.float32] | None) -> NDArray[np.uint8]:
-        """Crops of (size, size, 3) pixels: at random by `draws` (images, columns) in [0, 1), or central without."""
+        """Crops of (size, size, 3) pixels: random ones by `draws` (images, columns) in [0, 1), or central ones."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """`pixels` is (images, height, width, channels), or files to decode; `labels` is (images,)."""
+    """`pixels` is (images, height, width, channels), or files to decode; `labels` is (images,).
+
+    `names` are those of the files, relative to the folder of the data; None for arrays.
+    """
 
     pixels: NDArray[np.uint8] | ImageFiles
     labels: NDArray[np.int64]
+    names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @cached_property
     def digest(self) -> str:
-        """Tells these images from others: a SHA-256 of the labels and of pixels spread over all of them."""
-        found = hashlib.sha256(np.ascontiguousarray(self.labels).tobytes())
-        if isinstance(self.pixels, np.ndarray):
-            found.update(np.ascontiguousarray(self.pixels[:: max(1, len(self) // 1000)]).tobytes())
-        return found.hexdigest()
+        """Distinguishes these images from others: a SHA-256 of the labels and of images spread over all of them."""
+        pixels = self.pixels
+        return digest(self.labels, spread(pixels) if isinstance(pixels, np.ndarray) else pixels.identity())
+
+    def name(self, index: int) -> str | None:
+        """The name of an image's file, relative to the folder of the data; None for arrays."""
+        return None if self.names is None else self.names[index]
 
     def central(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The pixels of some images as an evaluation sees them, before they are normalised."""
+        """The pixels of some images as an evaluation reads them, before normalisation."""
         return self.pixels[indices] if isinstance(self.pixels, np.ndarray) else self.pixels.crops(indices, None)
 
     def take(self, indices: NDArray[np.int64]) -> "Images":
-        """These images only; files are not opened."""
-        if not isinstance(self.pixels, np.ndarray):
-            return Images(_Subset(self.pixels, indices), self.labels[indices])
-        return Images(self.pixels[indices], self.labels[indices])
+        """Some of the images; no file is opened."""
+        pixels = self.pixels[indices] if isinstance(self.pixels, np.ndarray) else self.pixels.take(indices)
+        names = None if self.names is None else [self.names[index] for index in indices]
+        return Images(pixels, self.labels[indices], names)
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set: what is trained on, what is held out of it, what is tested on.
+    """A data set: images to train on, to hold out and to test on.
 
-    `mean` and `deviation`, one number a channel in units of the pixels, normalise; where they are
-    None they are those of the training images.
+    `mean` and `deviation` normalise the images: one number per channel, in units of pixel values. By
+    default they are computed from the training images.
     """
 
     name: str
@@ -67,49 +87,61 @@ class ImageData:
     classes: tuple[str, ...]
     augmentation: Augmentation
     size: int
-    """Height and width of what the network sees."""
+    """The height and width of the network's input."""
     channels: int = 3
     mean: tuple[float, ...] | None = None
     deviation: tuple[float, ...] | None = None
     held_out: Images | None = None
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
-            raise ArgumentError(f"data must have at least 2 classes, got {list(self.classes)} in {self.name}")
-        if self.augmentation in ("crop-mirror-rgb", "imagenet") and self.channels != 3:
-            raise ArgumentError(f"augmentation must be one for {self.channels} channels, got {self.augmentation!r}")
+        if not all(transform.suits(self.inputs) for transform in self.transforms):
+            raise ArgumentError(
+                f"augmentation must suit images with {self.channels} channels, got {self.augmentation!r}, "
+                "which needs 3: choose 'crop-mirror' or 'none'"
+            )
         if self.augmentation == "imagenet" and isinstance(self.train.pixels, np.ndarray):
-            raise ArgumentError("augmentation must be another one for arrays, got 'imagenet', which crops image files")
+            raise ArgumentError(
+                "augmentation must not crop image files where the images are arrays, got 'imagenet': "
+                "choose 'crop-mirror' or 'none'"
+            )
         for split, images in (("train", self.train), ("test", self.test)):
-            labels = images.labels
-            if not len(labels) == len(images.pixels) > 0:
+            if not len(images.labels) == len(images.pixels) > 0:
                 raise ArgumentError(
-                    f"{split} must have one label an image and at least one image, "
-                    f"got {len(images.pixels)} images and {len(labels)} labels in {self.name}"
+                    f"{split} must have one label per image and at least one image, "
+                    f"got {len(images.pixels)} images and {len(images.labels)} labels in {self.name}"
                 )
-            if labels.min() < 0 or labels.max() >= len(self.classes):
-                raise ArgumentError(
-                    f"{split} labels must be between 0 and {len(self.classes) - 1}, "
-                    f"got {labels.min()} to {labels.max()} in {self.name}"
-                )
+        require_labels(self.name, self.classes, {"train": self.train.labels, "test": self.test.labels})
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """Those of a recipe that names none."""
+        return AUGMENTATIONS[self.augmentation].transforms
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """What a network's factory needs to know."""
+        return {"channels": self.channels}
+
+    def pixels(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Some test images, to be shown."""
+        return self.test.central(indices)
+
+    def file_name(self, index: int) -> str | None:
+        """The file of a test image; None for arrays."""
+        return self.test.name(index)
+
+    def place(self, device: "torch.device", padding: int | None = None) -> "Placed":
+        """The images on a device."""
+        from .placed import PlacedImages
+
+        return PlacedImages(self, device, padding)
 
     def hold_out(self, count: int, seed: int) -> "ImageData":
-        """Set `count` training images aside, drawn by `seed`: whatever is chosen later is chosen on them."""
-        if not 0 <= count < len(self.train):
-            raise ArgumentError(
-                f"held_out must be at least 0 and less than the {len(self.train)} training images, got {count}"
-            )
-        if count == 0:
-            return self
-        if self.held_out is not None:
-            raise ArgumentError(f"held_out must be 0 where the data set holds out images of its own, got {count}")
-        # raw output of the generator: the same with every NumPy
-        order = np.argsort(np.random.Philox(key=[seed, 0x5E1D]).random_raw(len(self.train)), kind="stable")
-        aside, rest = np.sort(order[:count]), np.sort(order[count:])
-        return replace(self, train=self.train.take(rest), held_out=self.train.take(aside))
+        """Move `count` training images, drawn by `seed`, to `held_out`: later choices are made on them."""
+        return cast("ImageData", hold_out(self, count, seed))
 
     def described(self) -> dict[str, Any]:
-        """What a later reader of the run needs to prepare an image and to name its class."""
+        """What a later reader of the run needs to prepare an image and to name its class, and the digests."""
         mean, deviation = self.normalisation()
         parts = {"train": self.train, "test": self.test} | ({"held_out": self.held_out} if self.held_out else {})
         return {
@@ -123,10 +155,10 @@ class ImageData:
         }
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of each channel, in units of the pixels.
+        """The mean and the deviation of each channel, in units of pixel values.
 
-        The mean is rounded to a whole number: images are padded with it before they are normalised,
-        and padding is to be exactly zero afterwards.
+        A computed mean is rounded to a whole number: images are padded with it before normalisation, and
+        the padding must be exactly zero afterwards.
         """
         if self.mean is not None and self.deviation is not None:
             return self.mean, self.deviation
@@ -135,7 +167,7 @@ class ImageData:
     @cached_property
     def _measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if not isinstance(self.train.pixels, np.ndarray):
-            raise ArgumentError(f"mean and deviation must be given for {self.name}, whose images are files")
+            raise ArgumentError(f"mean and deviation must be given for {self.name}, because its images are files")
         flat = self.train.pixels.reshape(-1, self.channels)
         counts = np.stack([np.bincount(flat[:, channel], minlength=256) for channel in range(self.channels)])
         shares, values = counts / len(flat), np.arange(256)
@@ -145,15 +177,3 @@ class ImageData:
         if not deviation.all():
             raise ArgumentError(f"pixels must differ to be normalised, but a channel of {self.name} is constant")
         return tuple(map(float, mean.round())), tuple(map(float, deviation))
-
-
-@dataclass(frozen=True)
-class _Subset:
-    files: ImageFiles
-    indices: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def crops(self, indices: NDArray[np.int64], draws: NDArray[np.float32] | None) -> NDArray[np.uint8]:
-        return self.files.crops(self.indices[indices], draws)

@@ -1,4 +1,4 @@
-"""Which image is seen when, and the numbers drawn for it: a pure function of (seed, epoch)."""
+"""Which example is seen when, and the numbers drawn for it: a pure function of (seed, epoch)."""
 
 from functools import lru_cache
 
@@ -9,10 +9,10 @@ Array = NDArray[np.int64]
 
 
 class Order:
-    """One endless stream of epochs, each a permutation of the images, cut into full batches.
+    """One endless stream of epochs, each a permutation of the examples, cut into full batches.
 
-    A batch may straddle two epochs: every image is seen equally often and every step has the same
-    shape. Nothing here has a state, so there is nothing to save.
+    A batch may straddle two epochs: every example is seen equally often, and every step has the same
+    shape. It has no state, so there is nothing to save.
 
     Examples:
         >>> order = Order(seed=0, images=5, batch=2, columns=1)
@@ -25,10 +25,10 @@ class Order:
 
     def __init__(self, seed: int, images: int, batch: int, columns: int) -> None:
         self.seed, self.images, self.batch, self.columns = seed, images, batch, columns
-        self._epoch = lru_cache(2)(self._drawn)  # a batch that straddles two asks for both
+        self._epoch = lru_cache(2)(self._drawn)  # a batch that straddles two epochs needs both
 
     def rows(self, first_step: int, steps: int) -> tuple[Array, NDArray[np.float32]]:
-        """Image indices (steps, batch) and their draws in [0, 1) (steps, batch, columns), for steps counted from 0."""
+        """Indices (steps, batch) and draws in [0, 1) (steps, batch, columns), for steps counted from 0."""
         begin, end = first_step * self.batch, (first_step + steps) * self.batch
         parts = []
         for epoch in range(begin // self.images, -(-end // self.images)):
@@ -40,7 +40,7 @@ class Order:
         return indices.reshape(steps, self.batch), draws.reshape(steps, self.batch, self.columns)
 
     def _drawn(self, epoch: int) -> tuple[Array, NDArray[np.float32]]:
-        # raw output of a counter-based generator, a counter for each use: the same with every NumPy
+        # the raw output of a counter-based generator is the same in every version of NumPy; each use has a counter
         keys = np.random.Philox(key=[self.seed, epoch], counter=[0, 0, 0, 0]).random_raw(self.images)
         words = np.random.Philox(key=[self.seed, epoch], counter=[0, 0, 0, 1]).random_raw(self.images * self.columns)
         draws = (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)

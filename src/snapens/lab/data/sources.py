@@ -1,7 +1,8 @@
-"""Where the public data sets come from, and what their files must be."""
+"""Where the public data sets come from, and how their files are found and checked."""
 
 import hashlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,41 +30,48 @@ SOURCES = {
     "train_32x32.mat": Source(f"{_HOUSE_NUMBERS}/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
     "test_32x32.mat": Source(f"{_HOUSE_NUMBERS}/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
     "extra_32x32.mat": Source(f"{_HOUSE_NUMBERS}/extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7"),
-    # the course publishes no MD5; this one is avalanche's and that of many other readers
+    # the course publishes no MD5; avalanche and many other libraries check this one
     "tiny-imagenet-200.zip": Source(
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"
     ),
 }
-"""By file name."""
+"""Keyed by file name."""
 
 
 def cache_folder() -> Path:
-    """Where data lie when no folder is named."""
+    """Where data are kept when no folder is named."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapens"
 
 
 def confirm(path: Path, name: str) -> None:
-    """Refuse a file whose MD5 is not that of the source of this name."""
+    """Reject a file whose MD5 differs from that of the source of this name."""
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != SOURCES[name].md5:
         raise DataError(
             f"{path} must have the MD5 {SOURCES[name].md5}, got {found}: "
-            f"remove it and get it again from {SOURCES[name].url}"
+            f"remove it and download it again from {SOURCES[name].url}"
         )
 
 
-def find(root: Path, folder: str, witness: str) -> Path | None:
-    """The folder that holds the file `witness`: `folder` in `root`, or `root` itself."""
-    return next((place for place in (root / folder, root) if (place / witness).is_file()), None)
+def find(root: Path, folder: str, file: str) -> Path | None:
+    """The folder that holds the file `file`: `root`/`folder`, or `root` itself."""
+    return next((place for place in (root / folder, root) if (place / file).is_file()), None)
+
+
+def regular(path: Path) -> Path:
+    """The path of a regular file; any other kind is an error, because opening a FIFO would block."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path} is not a regular file")
+    return path
 
 
 def missing(root: Path, *places: str) -> MissingDataError:
     """The error for a `root` that has none of these files and folders."""
     source = next((place for place in places if place in SOURCES), None)
-    download = f", or get it from {SOURCES[source].url}, as --download does" if source else ""
+    download = f", or download it from {SOURCES[source].url}, as --download does" if source else ""
     return MissingDataError(
         f"data must be a folder that holds {' or '.join(places)}, got {root}: put it there, "
-        f"or name the folder that has it by --data or the variable SNAPENS_DATA{download}",
+        f"or name the folder that holds it with --data or the variable SNAPENS_DATA{download}",
         source,
     )

@@ -1,29 +1,118 @@
-"""A test set for those who have none: a tenth of every class."""
+"""Test sets for data without one: about a tenth of each class."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DataError
+from ...storage import jsonfile
+from ...storage.durable import publish
+from .sources import regular
+
+log = logging.getLogger("snapens")
+
+RECORD = "snapens-split.json"
+_SIDES = {"test": True, "train": False}
+SHARE = 0.1
+"""The part of each class that becomes the test set."""
 
 
 def stratified(
-    labels: NDArray[np.int64], share: float = 0.1, seed: int = 0
+    labels: NDArray[np.int64], share: float = SHARE, seed: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices to train on and to test on; a class of two images or more has at least one to test on.
+    """Indices to train on and to test on; a class with two or more images has at least one to test on.
 
     Examples:
         >>> train, test = stratified(np.array([0] * 20 + [1] * 10))
         >>> len(train), len(test)
         (27, 3)
     """
-    # raw output of the generator: the same with every NumPy
+    # the raw output of the generator is the same in every version of NumPy
     draws = np.random.Philox(key=[seed, 0x7E57]).random_raw(len(labels))
-    aside = []
+    chosen = []
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
         count = max(1, round(share * len(of_class))) if len(of_class) > 1 else 0
-        aside.append(of_class[np.argsort(draws[of_class], kind="stable")[:count]])
-    test = np.sort(np.concatenate(aside)) if aside else np.empty(0, np.int64)
+        chosen.append(of_class[np.argsort(draws[of_class], kind="stable")[:count]])
+    test = np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
     if not len(test):
         raise ArgumentError("a class must have at least 2 images to split off a test set: add images or a test set")
     return np.setdiff1d(np.arange(len(labels)), test), test
+
+
+def by_name(root: Path, names: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which images of a folder are tested on: a mask (images,) that is about a tenth of each class, and at least one.
+
+    A hash of its name assigns a new image. `snapens-split.json` in `root` records the assignment of every image
+    that was ever there, {"test": [names], "train": [names]}, and an image in it is never reassigned. Without the
+    file, all images are new.
+    """
+    record = root / RECORD
+    before = _recorded(record, names)
+    hashes = (hashlib.sha256(os.fsencode(name)).digest()[:4] for name in names)
+    chances = np.array([int.from_bytes(found) / 2**32 for found in hashes])
+    test = np.array([before.get(name, chance < SHARE) for name, chance in zip(names, chances, strict=True)])
+    new = np.array([name not in before for name in names])
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        free, folder = of_class[new[of_class]], root / Path(names[of_class[0]]).parent
+        if len(of_class) < 2:
+            raise DataError(f"{folder} must hold at least 2 images to split off a test set, got 1: add images")
+        for side, least in ((True, np.argmin), (False, np.argmax)):
+            if side in test[of_class]:
+                continue
+            if not len(free):
+                raise DataError(
+                    f"{folder} must hold images to train on and images to test on, got only images that {record} "
+                    f"assigns to {'training' if side else 'testing'}: add images, or remove that file for a new split"
+                )
+            test[free[least(chances[free])]] = side
+    if new.any():
+        _write(record, before | dict(zip(names, test.tolist(), strict=True)))
+    return test
+
+
+def _recorded(path: Path, names: Iterable[str]) -> dict[str, bool]:
+    """Whether each image that an earlier call saw is tested on."""
+    try:
+        content = jsonfile.loads(regular(path).read_bytes())
+        test, train = _names(content["test"]), _names(content.get("train", []))
+        if both := test & train:
+            raise ValueError(f"{min(both)} is in both parts")
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} must be the split that an earlier run recorded, got {type(error).__name__}: {error}: "
+            "restore it, or remove it for a new split, which may move tested images to the training set"
+        ) from error
+    if "train" in content:
+        return dict.fromkeys(test, True) | dict.fromkeys(train, False)
+    # an older version recorded the test set only; the other images of these classes were trained on
+    classes = {name.rpartition("/")[0] for name in test}
+    before = {name: name in test for name in (*test, *names) if name.rpartition("/")[0] in classes}
+    _write(path, before)
+    return before
+
+
+def _names(part: object) -> set[str]:
+    if type(part) is not list or not all(type(name) is str for name in part):
+        raise ValueError("a part is not a list of names")
+    return {*part}
+
+
+def _write(path: Path, tested: dict[str, bool]) -> None:
+    parts = {part: sorted(name for name in tested if tested[name] is side) for part, side in _SIDES.items()}
+    try:
+        publish(path, [jsonfile.dumps(parts)])
+    except OSError as error:
+        log.warning(
+            "%s could not be written (%s): if images are added or removed, a tested image may later be trained on",
+            path,
+            error,
+        )

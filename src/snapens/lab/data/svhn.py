@@ -1,4 +1,4 @@
-"""SVHN's cropped digits, with or without its 531,131 extra images; the paper's recipes hold out 6,000."""
+"""The cropped digits of SVHN, with or without the 531,131 extra images; the paper's recipes hold out 6,000 images."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TEST = "test_32x32.mat"
 
 
 def read(name: str, train: tuple[str, ...], root: Path) -> ImageData:
-    """Read these files and the test file."""
+    """Read the files `train` and the test file."""
     *parts, test = [_images(path) for path in [_found(root, file) for file in (*train, TEST)]]
     return ImageData(
         name,
@@ -40,17 +40,19 @@ def _images(path: Path) -> Images:
     matlab = package("scipy.io", "data")
     try:
         content = matlab.loadmat(path, variable_names=("X", "y"))
-    except Exception as error:  # a damaged file can end in an exception of any type
+    except Exception as error:  # a damaged file can raise an exception of any type
         raise DataError(
-            f"{path} must be a MATLAB file, got {type(error).__name__}: {error}: remove it, --download gets it again"
+            f"{path} must be a MATLAB file, got {type(error).__name__}: {error}: remove it, and use --download"
         ) from error
     pixels, digits = content.get("X", np.empty(0)), content.get("y", np.empty(0))
     if pixels.dtype != np.uint8 or pixels.shape[:3] != (32, 32, 3) or digits.shape != (*pixels.shape[3:], 1):
         raise DataError(
             f"{path} must hold X (32, 32, 3, images) of uint8 and y (images, 1), "
-            f"got X {pixels.shape} of {pixels.dtype} and y {digits.shape}: remove it, --download gets it again"
+            f"got X {pixels.shape} of {pixels.dtype} and y {digits.shape}: remove it, and use --download"
         )
     if not np.isin(digits, np.arange(1, 11)).all():
-        raise DataError(f"{path} must have labels from 1 to 10, got {digits.min()} to {digits.max()}: get it again")
+        raise DataError(
+            f"{path} must have labels from 1 to 10, got {digits.min()} to {digits.max()}: download it again"
+        )
     labels = digits[:, 0].astype(np.int64) % 10  # 10 stands for the digit 0
     return Images(np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)), labels)

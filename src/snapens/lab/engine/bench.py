@@ -1,14 +1,12 @@
-"""How fast the engine trains, beside the loops that one would otherwise write; each in processes of its own."""
+"""Measure how fast the engine trains, next to the loops one would otherwise write, each in its own processes."""
 
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +24,7 @@ from ..data.images import ImageData
 from ..nets.dense.densenet import DenseNet
 from ..recipe.recipe import Recipe
 from . import pack as engine
+from .processes import apart
 from .training import Training
 
 _WARM_UP_SECONDS = 3.0
@@ -33,18 +32,18 @@ _TRIAL_SECONDS = 3.0
 _PROCESSES = 4
 _LONG_STEPS = 200_000
 Speed = tuple[str, float | None]
-"""What was timed, and its images a second in training; None where it cannot be had here."""
+"""What was measured, and its training images per second; None if it cannot be measured here."""
 
 
 def compare(
     recipe: Recipe, root: Path | None, device: str, pack: int, seconds: float, loops: bool = True
 ) -> Iterator[Speed]:
-    """Time the usual loops, unless they are left out, and the engine, each for so many seconds."""
+    """Measure the usual loops, unless `loops` is false, and the engine, each for so many seconds."""
     arguments = (recipe, root, device, seconds)
     if loops:
         yield from _usual_loops(*arguments)
-    for fused in (False, True) if device == "cuda" and _can_be_fused(recipe) else (True,):
-        alone, packed = _apart(1, engine_loop, *arguments, pack, fused)[0]
+    for fused in (False, True) if device == "cuda" and _has_kernels(recipe) else (True,):
+        alone, packed = apart(1, engine_loop, *arguments, pack, fused)[0]
         name = "engine" if fused else "engine without fused blocks"
         yield f"{name}, one run", alone
         yield f"{name}, a pack of {pack}", packed
@@ -54,13 +53,13 @@ def _usual_loops(recipe: Recipe, root: Path | None, device: str, seconds: float)
     cores = os.cpu_count() or 1
     candidates = [count for count in (4, 8) if count < cores] or [0]
     arguments = (recipe, root, device, seconds)
-    speed, workers = _apart(1, plain_loop, *arguments, candidates)[0]
+    speed, workers = apart(1, plain_loop, *arguments, candidates)[0]
     yield f"plain loop, {workers} workers", speed
     fewer = min(workers, max(cores // _PROCESSES, 1))
-    several = _apart(_PROCESSES, plain_loop, *arguments, [fewer])
+    several = apart(_PROCESSES, plain_loop, *arguments, [fewer])
     yield f"{_PROCESSES} plain loops at once, {fewer} workers each", sum(speed for speed, _ in several)
     try:
-        yield "Ensemble-PyTorch", _apart(1, ensemble_pytorch, *arguments, workers)[0]
+        yield "Ensemble-PyTorch", apart(1, ensemble_pytorch, *arguments, workers)[0]
     except ArgumentError:
         yield "Ensemble-PyTorch, not installed", None
 
@@ -70,14 +69,14 @@ def plain_loop(
 ) -> tuple[float, int]:
     """A careful loop of the usual kind: autocast, channels last, fused SGD, a DataLoader that augments.
 
-    Its images a second with the best number of workers, and that number.
+    Returns its images per second with the best number of workers, and that number.
     """
     torch.backends.cudnn.benchmark = True
     images = _arrays(recipe, root)
     network = _Network(recipe, images).to(device)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(
-        network.parameters(), lr=recipe.lr, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
+        network.parameters(), lr=recipe.optimizer.lr, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
     )
 
     def speed(workers: int, seconds: float) -> float:
@@ -98,32 +97,36 @@ def plain_loop(
 
 
 def ensemble_pytorch(recipe: Recipe, root: Path | None, device: str, seconds: float, workers: int) -> float:
-    """The `fit` of its SnapshotEnsembleClassifier, on the same network and loader."""
+    """Ensemble-PyTorch: the `fit` of its SnapshotEnsembleClassifier with the same network and loader."""
     try:
         library = import_module("torchensemble")
     except ImportError as error:
-        raise ArgumentError("torchensemble must be installed to be timed: pip install torchensemble") from error
+        raise ArgumentError("torchensemble must be installed to be measured: pip install torchensemble") from error
     torch.backends.cudnn.benchmark = True
     images = _arrays(recipe, root)
     ensemble = library.SnapshotEnsembleClassifier(
         estimator=_Network, estimator_args={"recipe": recipe, "images": images}, n_estimators=2, cuda=device == "cuda"
     )
-    ensemble.set_optimizer("SGD", lr=recipe.lr, momentum=0.9, weight_decay=1e-4)
+    ensemble.set_optimizer("SGD", lr=recipe.optimizer.lr, momentum=0.9, weight_decay=1e-4)
     watch = _Stopwatch(device, seconds)
     loader = _Watched(_loader(recipe, images, workers), watch)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        ensemble.fit(loader, epochs=1000, log_interval=1 << 30, save_model=False)  # the watch ends the first
+        ensemble.fit(loader, epochs=1000, log_interval=1 << 30, save_model=False)  # the stopwatch ends the first epoch
     return watch.images_per_second
 
 
 def engine_loop(
     recipe: Recipe, root: Path | None, device: str, seconds: float, pack: int, fused: bool = True
 ) -> tuple[float, float]:
-    """Our own: a run alone, then a pack of runs that differ in their seeds; the process is left `fused` as asked."""
-    DenseNet.fused = fused
+    """The engine: one run alone, then a pack of runs with different seeds.
+
+    Without `fused`, this process does not use DenseNet's kernels.
+    """
+    DenseNet.accelerable = fused
     images = _arrays(recipe, root)
-    epochs = max(recipe.epochs, -(-_LONG_STEPS * recipe.batch // len(images.train)))  # no run ends before its time
-    recipe = replace(recipe, epochs=epochs)
+    budget = recipe.budget
+    epochs = max(budget.epochs, -(-_LONG_STEPS * budget.batch // len(images.train)))  # no run ends before the time
+    recipe = replace(recipe, budget=replace(budget, epochs=epochs))
     speeds = []
     for runs in (1, pack):
         with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +142,7 @@ def engine_loop(
 
 
 class _Stopwatch:
-    """Counts images from the end of the warm-up on, until the time is up; the device is then waited for."""
+    """Counts images from the end of the warm-up until the time is over, and then waits for the device."""
 
     def __init__(self, device: str, seconds: float) -> None:
         self._device, self._seconds = device, seconds
@@ -148,7 +151,7 @@ class _Stopwatch:
         self.images_per_second = 0.0
 
     def stops(self, images: int) -> bool:
-        """To be asked with the images trained on so far."""
+        """Whether the time is over; to be called with the number of images trained on so far."""
         now = time.monotonic()
         if self._start is None and now - self._begun >= _WARM_UP_SECONDS:
             self._start = self._waited(), images
@@ -158,8 +161,8 @@ class _Stopwatch:
         return False
 
     def over(self, trainings: list[Training]) -> Callable[[], bool]:
-        """The question for the steps that some runs of the engine have taken."""
-        return lambda: self.stops(sum(training.completed * training.recipe.batch for training in trainings))
+        """A `stop` function for some runs of the engine."""
+        return lambda: self.stops(sum(training.completed * training.recipe.budget.batch for training in trainings))
 
     def _waited(self) -> float:
         if self._device == "cuda":
@@ -168,7 +171,7 @@ class _Stopwatch:
 
 
 class _Watched:
-    """A loader that begins again and again, until the stopwatch ends it."""
+    """A loader that starts again after each epoch, until the stopwatch ends it."""
 
     def __init__(self, loader: DataLoader[Any], watch: _Stopwatch) -> None:
         self._loader, self._watch, self._images = loader, watch, 0
@@ -191,7 +194,7 @@ class _Augmented(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, images: ImageData) -> None:
         self._images, self.classes = images, images.classes
-        self._padding = AUGMENTATIONS[images.augmentation].padding
+        self._padding = AUGMENTATIONS[images.augmentation].crop.padding
         mean, deviation = images.normalisation()
         self._mean, self._deviation = (torch.tensor(row).view(-1, 1, 1) for row in (mean, deviation))
 
@@ -214,40 +217,34 @@ class _Network(nn.Module):
 
     def __init__(self, recipe: Recipe, images: ImageData) -> None:
         super().__init__()
-        self.network = nets.build(recipe.network, classes=len(images.classes), channels=images.channels)
-        if isinstance(self.network, DenseNet):
-            self.network.fused = False  # as one would write it
+        self.network = nets.of(recipe, len(images.classes), images.inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """(images, channels, height, width) -> (images, classes)."""
         return cast(Tensor, self.network(x))
 
 
-def _can_be_fused(recipe: Recipe) -> bool:
+def _has_kernels(recipe: Recipe) -> bool:
     with torch.device("meta"):
-        return isinstance(nets.build(recipe.network, classes=2), DenseNet)
+        name = recipe.network.name
+        return name in nets.NETWORKS and nets.accelerate(nets.build(name, classes=2))
 
 
 def _arrays(recipe: Recipe, root: Path | None) -> ImageData:
-    images = data.load(recipe.dataset, root)
-    if not isinstance(images.train.pixels, np.ndarray):
-        raise ArgumentError(f"dataset must be one of arrays to be timed, got {recipe.dataset}, whose images are files")
+    name = recipe.dataset.name
+    images = data.load(name, root)
+    if not isinstance(images, ImageData) or not isinstance(images.train.pixels, np.ndarray):
+        raise ArgumentError(f"dataset must be images in memory to be measured, got {name}")
     return images
 
 
 def _loader(recipe: Recipe, images: ImageData, workers: int) -> DataLoader[Any]:
     return DataLoader(
         _Augmented(images),
-        recipe.batch,
+        recipe.budget.batch,
         shuffle=True,
         drop_last=True,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
     )
-
-
-def _apart(processes: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Call it in so many new processes at once; what one leaves behind on the device does not slow the next."""
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return [call.result() for call in [pool.submit(function, *arguments) for _ in range(processes)]]

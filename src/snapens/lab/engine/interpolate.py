@@ -1,4 +1,4 @@
-"""Measure the errors of weights between a run's snapshots, for the paper's Figure 5."""
+"""Measure the errors of weights on the lines between a run's snapshots, for the paper's Figure 5."""
 
 import torch
 from torch import Tensor, nn
@@ -10,23 +10,23 @@ from ..records.curves import Between, Line
 from .step import TrainingStep
 
 LAST_SHARE = tuple(k / 10 for k in range(11))
-_ESTIMATION_IMAGES = 10_000
+_ESTIMATION_EXAMPLES = 10_000
 
 
 def between(step: TrainingStep, snapshots: Snapshots) -> Between:
-    """The lines from each earlier snapshot to the last one; the network ends as the last snapshot."""
+    """The lines from each earlier snapshot to the last one; the network ends with the weights of the last one."""
     *earlier, last = snapshots.steps
     end, lines = snapshots.load(last), []
     for number, other in enumerate(earlier, 1):
         start = snapshots.load(other)
         interpolated, estimated = [], []
         for share in LAST_SHARE:
-            set_weights(step.network, {name: _mixed(end[name], start[name], share) for name in end})
+            set_weights(step.kept, {name: _mixed(end[name], start[name], share) for name in end})
             interpolated.append(_percent_wrong(step))
-            step.estimate_statistics(_ESTIMATION_IMAGES)
+            step.estimate_statistics(_ESTIMATION_EXAMPLES)
             estimated.append(_percent_wrong(step))
         lines.append(Line(number, tuple(interpolated), tuple(estimated)))
-    set_weights(step.network, end)
+    set_weights(step.kept, end)
     return Between(LAST_SHARE, tuple(lines), "training images, augmented")
 
 
@@ -37,7 +37,7 @@ def _mixed(end: Tensor, start: Tensor, last_share: float) -> Tensor:
 
 
 def set_weights(network: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy a snapshot into a network, where its tensors are."""
+    """Copy a snapshot into the tensors of a network."""
     with torch.no_grad():
         for name, tensor in tensors(network).items():
             tensor.copy_(weights[name])

@@ -1,4 +1,9 @@
-"""The engine: the only training loop. It advances one run, or a pack of them, a few steps at a time."""
+"""The engine: the only training loop. It advances a pack of runs, which share a device, a few steps at a time.
+
+trainings = prepare(unfinished(jobs), load, chosen_device("auto"), resume=True)
+train(trainings, watch, stop)
+measure_between(trainings)
+"""
 
 import time
 import traceback
@@ -8,53 +13,118 @@ from os import PathLike
 
 import torch
 
-from ...errors import ArgumentError, SnapensError
+from ...errors import ArgumentError, SnapensError, StoreError
 from .. import nets
-from ..data.images import ImageData
+from ..data.protocol import Data, Placed
+from ..recipe.dataset import Dataset
 from ..recipe.recipe import Recipe
 from ..records.run import Run
-from .feed import Placed
 from .training import Training
 
 _IDLE_SECONDS = 2e-4
 
+Job = tuple[Recipe, str | PathLike[str]]
+"""A recipe and the folder of its run."""
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device with this name; "auto" is the GPU if there is one, else the CPU."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("device must be available, got cuda, but torch finds no GPU: use cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def unfinished(jobs: Sequence[Job], *, curves: bool = False) -> list[Job]:
+    """The jobs with something left to do: steps, outputs that were lost, or the errors between snapshots (`curves`)."""
+    return [(recipe, path) for recipe, path in jobs if not _is_complete(recipe, Run(path), curves)]
+
 
 def prepare(
-    jobs: Sequence[tuple[Recipe, str | PathLike[str]]],
-    load: Callable[[Recipe], ImageData],
+    jobs: Sequence[Job],
+    load: Callable[[Recipe], Data],
     device: torch.device,
     *,
     resume: bool = False,
     state_seconds: float = 300.0,
 ) -> list[Training]:
-    """Have every run of a pack ready to train, or none: what cannot work is refused before the first step.
+    """Make every run of a pack ready to train, or none: errors are raised before the first step.
 
-    Recipes with equal data share it on the device.
+    `load` is called once per data set; recipes with equal data share it on the device.
     """
-    placed: dict[tuple[object, ...], Placed] = {}
+    for recipe, path in jobs:
+        network = recipe.network
+        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride)
+        Run(path).admit(recipe, resume)
+    loaded: dict[str, Data] = {}
+    placed: dict[Dataset, Placed] = {}
     trainings: list[Training] = []
     for recipe, path in jobs:
-        nets.require(recipe.network, dropout=recipe.dropout, stem_stride=recipe.stem_stride)
-        Run(path).admit(recipe, resume)
-    for recipe, path in jobs:
-        key = (recipe.dataset, recipe.held_out, recipe.held_out_seed)
+        dataset = recipe.dataset
         try:
-            if key not in placed:
-                placed[key] = Placed(load(recipe).hold_out(recipe.held_out, recipe.held_out_seed), device)
-            trainings.append(Training(recipe, placed[key], path, state_seconds=state_seconds))
+            if dataset.name not in loaded:
+                loaded[dataset.name] = load(recipe)
+            if dataset not in placed:
+                data = loaded[dataset.name].hold_out(dataset.held_out, dataset.held_out_seed)
+                placed[dataset] = data.place(device, dataset.padding)
+            trainings.append(Training(recipe, placed[dataset], path, state_seconds=state_seconds))
         except (SnapensError, OSError):
             raise
         except Exception as error:
-            if _memory_is_out(error):
-                fits = f"the first {len(trainings)} fit" if trainings else "not even one fits"
-                raise ArgumentError(
-                    f"a pack must fit the memory of {device}, got {len(jobs)} runs, of which {fits}: "
-                    "train fewer at a time, or with a smaller batch"
-                ) from error
-            raise ArgumentError(
-                f"network {recipe.network!r} must be able to train on {recipe.dataset} in batches of {recipe.batch}, "
-                f"got {type(error).__name__}: {error} ({_place(error)})"
-            ) from error
+            raise _explained(error, recipe, device, len(trainings), len(jobs)) from error
+    _open(trainings, resume)
+    return trainings
+
+
+def train(
+    trainings: Sequence[Training],
+    watch: Callable[[Training], object] = lambda training: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Advance the runs together until each has finished or failed; a run that fails does not affect the others.
+
+    `watch` is called with a run each time it has advanced, then `stop` is called: once it returns true, each run saves
+    its state and training ends.
+    """
+    active = [training for training in trainings if not training.finished]
+    stopped = stop()
+    while active and not stopped:
+        ready = [training for training in active if training.ready]
+        for training in ready:
+            _attempt(training, training.advance)
+            watch(training)
+            if stopped := stop():
+                break
+        active = [training for training in active if not (training.finished or training.failure)]
+        if not ready:
+            time.sleep(_IDLE_SECONDS)
+            stopped = stop()
+    for training in active:
+        _attempt(training, training.save)
+        training.close()
+
+
+def measure_between(trainings: Sequence[Training]) -> None:
+    """Measure and store, for each finished run, the errors between its snapshots; a failure does not affect others."""
+    for training in trainings:
+        if training.finished:
+            _attempt(training, training.measure_between)
+
+
+def _is_complete(recipe: Recipe, run: Run, curves: bool) -> bool:
+    if not (run.exists and run.finished) or (curves and run.curves() is None):
+        return False
+    try:
+        run.outputs()
+    except StoreError:  # resuming the run recomputes them
+        return False
+    run.require(recipe)
+    return True
+
+
+def _open(trainings: Sequence[Training], resume: bool) -> None:
+    """Begin or resume all runs in their folders; if one of them cannot, the others give up their locks."""
     opened: list[Training] = []
     try:
         for training in trainings:
@@ -65,47 +135,25 @@ def prepare(
         for training in opened:
             training.close()
         raise
-    return trainings
 
 
-def measure_between(trainings: Sequence[Training]) -> None:
-    """Have every finished run keep the errors between its snapshots; one that fails leaves the others alone."""
-    for training in trainings:
-        if training.finished:
-            _attempt(training, training.measure_between)
-
-
-def train(
-    trainings: Sequence[Training],
-    watch: Callable[[Training], object] = lambda training: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Advance the runs together until all are finished or failed; one that fails leaves the others alone.
-
-    `watch` is called with a run whenever it has moved; once `stop()` is true each keeps its state and training ends.
-    """
-    active = [training for training in trainings if not training.finished]
-    while active and not stop():
-        moved = [training for training in active if training.ready]
-        for training in moved:
-            _attempt(training, training.advance)
-            watch(training)
-        active = [training for training in active if not (training.finished or training.failure)]
-        if not moved:
-            time.sleep(_IDLE_SECONDS)
-    for training in active:
-        _attempt(training, training.save)
-        training.close()
-
-
-def _place(error: BaseException) -> str:
-    """The line that raised it, for the author of a network."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{last.filename}, line {last.lineno}"
+def _explained(error: Exception, recipe: Recipe, device: torch.device, prepared: int, runs: int) -> ArgumentError:
+    """The error for a run that could not be prepared, after so many of the pack's runs were."""
+    if _memory_is_out(error):
+        fits = f"the first {prepared} fit" if prepared else "not even one fits"
+        return ArgumentError(
+            f"a pack must fit the memory of {device}, got {runs} runs, of which {fits}: "
+            "train fewer at a time, or use a smaller batch"
+        )
+    *_, last = traceback.extract_tb(error.__traceback__)  # the line that raised it, for the author of a network
+    return ArgumentError(
+        f"network {recipe.network.name!r} must be able to train on {recipe.dataset.name} in batches of "
+        f"{recipe.budget.batch}, got {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+    )
 
 
 def _memory_is_out(error: BaseException | None) -> bool:
-    """Whether that is the reason; leaving a capture that failed may hide it behind another error."""
+    """Whether that is the cause; leaving a failed capture may hide it behind another error."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
             return True
@@ -114,7 +162,7 @@ def _memory_is_out(error: BaseException | None) -> bool:
 
 
 def _attempt(training: Training, action: Callable[[], object]) -> None:
-    """A failure is that run's own: it is kept with it and noted."""
+    """Call `action`; if it fails, keep the error with this run and note it in the run's log."""
     try:
         action()
     except Exception as error:

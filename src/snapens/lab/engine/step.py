@@ -8,55 +8,60 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import ArgumentError, MismatchError
 from ...schedule import Schedule
 from ...weights import tensors
 from .. import nets
+from ..data.protocol import Placed
 from ..nets.dropout import KeyedDropout
 from ..recipe.recipe import Recipe
-from .feed import Feed, Placed
+from ..recipe.transforms import Transform
+from .feed import Feed
 from .twin import Twin
 
 _WARM_UP_STEPS = 3
+_FORMAT_1_MOMENTUM = "momentum."
 
 
 class TrainingStep:
-    """A network, its optimizer, and all that a step reads: batches, rates, the count of steps done.
+    """A network, its optimizer, and everything that a step reads: batches, rates, the number of completed steps.
 
     Calling it takes a step. Nothing in it waits for the device, and whatever changes from step to
-    step is a tensor that stays at its place: on a CPU the function runs as written, on a GPU it is
-    captured once and replayed. `losses` (total_steps,) receives the loss of every step.
+    step is a tensor whose address does not change: on a CPU the function runs as written, on a GPU it is
+    captured once and replayed. `losses` (total_steps,) receives the loss of every step. `kept` is the
+    network whose weights are evaluated and kept: the trained one, or its average.
     """
 
     def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule) -> None:
         self.recipe, self.placed, self.device = recipe, placed, placed.device
-        self.network = self._placed(cycle=0)
-        self.feed = Feed(placed, recipe.seed, recipe.batch)
+        self.network = self._network_on_device(cycle=0)
+        self.kept = self.network if recipe.averaging is None else self._network_on_device(cycle=0)
+        named = zip(tensors(self.kept).values(), tensors(self.network).values(), strict=True)
+        pairs = {id(kept): (kept.detach(), live.detach()) for kept, live in named}.values()  # tied tensors once
+        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._counted = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self.transforms = self._effective_transforms()
+        self.feed = Feed(placed, self.transforms, recipe.seed, recipe.budget.batch)
         self.completed = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(schedule.total_steps, device=self.device)
-        rates = [recipe.lr * schedule(step) for step in range(schedule.total_steps)]
-        self._rates = torch.tensor(rates, dtype=torch.float32, device=self.device)
         self._key = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._stream = (recipe.seed ^ recipe.seed >> 31) % (1 << 31) << 32  # the key's upper half; steps are the lower
         self._keyed = [module for module in self.network.modules() if isinstance(module, KeyedDropout)]
         for module in self._keyed:
             module.key = self._key
-        self._twin = Twin(self.network, self._placed(cycle=0)) if self.device.type == "cuda" else None
+        self._twin = Twin(self.network, self._network_on_device(cycle=0)) if self.device.type == "cuda" else None
         self._live = self._twin.network if self._twin else self.network
-        self.optimizer = torch.optim.SGD(
-            self.network.parameters(),
-            lr=torch.tensor(recipe.lr, device=self.device),
-            momentum=recipe.momentum,
-            nesterov=True,
-            weight_decay=recipe.weight_decay,
-            fused=True,
-        )
-        self._names = {parameter: name for name, parameter in self.network.named_parameters()}
-        for parameter in self._names:  # the first step is then like every other: 0 × momentum + gradient
-            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self._parameters = dict(self.network.named_parameters())
+        self.optimizer = recipe.optimizer.build(self._parameters, self.device)
+        factors = [schedule(step) for step in range(schedule.total_steps)]
+        self._rates = [  # of each group, at every step
+            torch.tensor([group["initial_lr"] * factor for factor in factors], dtype=torch.float32, device=self.device)
+            for group in self.optimizer.param_groups
+        ]
+        recipe.optimizer.create_state(self.optimizer)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, step: int) -> None:
@@ -68,9 +73,9 @@ class TrainingStep:
             self._graph.replay()
 
     def rehearse(self, stream: torch.cuda.Stream | None) -> None:
-        """Take a step and evaluate a batch, to see that both work; on a GPU also compile and record the step.
+        """Take a step and evaluate a batch, to check that both work; on a GPU also compile and capture the step.
 
-        To be called in the context of `stream`. Weights and counts are afterwards what they were.
+        Call it in the context of `stream`. It leaves weights and counts unchanged.
         """
         # detached: a copy that is part of the autograd graph would tie the parameters to another stream
         before = {name: tensor.detach().clone() for name, tensor in self.state().items()}
@@ -78,22 +83,23 @@ class TrainingStep:
         if stream is None:
             self._step()
         else:
-            self._graph = self._recorded(stream)
+            self._graph = self._captured(stream)
         self.load(before)
-        images = next(self.placed.batches(self.placed.data.test))  # on a GPU as many as ever: they take memory too
-        found = self.log_probabilities([images if stream is not None else images[:2]])
+        inputs = next(self.placed.batches(self.placed.data.test))  # on a GPU a whole batch: it takes memory too
+        found = self.log_probabilities([inputs if stream is not None else inputs[:2]])
         if found.shape[1:] != (classes := len(self.placed.data.classes),):
+            name = self.recipe.network.name
             raise ArgumentError(
-                f"network {self.recipe.network!r} must have {classes} outputs an image, got {tuple(found.shape[1:])}"
+                f"network {name!r} must have {classes} outputs per example, got {tuple(found.shape[1:])}"
             )
         self.release()
 
     def release(self) -> None:
-        """Give back what an evaluation took of the device: another run's is next."""
+        """Free the memory of an evaluation, for that of another run."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _recorded(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    def _captured(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         for block in nets.blocks(self._live):
             block.forward = MethodType(_compiled(type(block).forward), block)
         graph = torch.cuda.CUDAGraph()
@@ -106,14 +112,21 @@ class TrainingStep:
         return graph
 
     def state(self) -> dict[str, Tensor]:
-        """All that a step changes, as it lies on the device."""
-        momentum = {f"momentum.{name}": self._momentum(parameter) for parameter, name in self._names.items()}
+        """Everything that a step changes: the tensors themselves, on the device."""
         weights = {f"network.{name}": tensor for name, tensor in tensors(self.network).items()}
-        return {**weights, **momentum, "losses": self.losses, "completed": self.completed}
+        if self.kept is not self.network:
+            weights |= {f"average.{name}": tensor for name, tensor in tensors(self.kept).items()}
+        optimizer = {
+            f"optimizer.{key}.{name}": tensor
+            for name, parameter in self._parameters.items()
+            for key, tensor in self.optimizer.state[parameter].items()
+        }
+        return {**weights, **optimizer, "losses": self.losses, "completed": self.completed}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Set what a step changes, in place: the graph knows the tensors by their address."""
+        """Set everything that a step changes, in place: a captured step refers to the tensors by their address."""
         own = self.state()
+        state = {_current_name(name): tensor for name, tensor in state.items()}
         if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
             raise MismatchError("state must be that of the recipe's network, got other tensors")
         with torch.no_grad():
@@ -122,62 +135,64 @@ class TrainingStep:
         self._follow()
 
     def restart(self, cycle: int) -> None:
-        """Fresh weights, those of (seed, cycle), and a fresh optimizer."""
+        """Start from the fresh weights of (seed, cycle) and a fresh optimizer."""
         fresh = tensors(self._built(cycle))
         with torch.no_grad():
-            for name, tensor in tensors(self.network).items():
-                tensor.copy_(fresh[name])
-            for parameter in self._names:
-                self._momentum(parameter).zero_()
+            for network in {self.network, self.kept}:
+                for name, tensor in tensors(network).items():
+                    tensor.copy_(fresh[name])
+        self.recipe.optimizer.reset(self.optimizer)
         self._follow()
 
     @torch.no_grad()
     def log_probabilities(self, batches: Iterable[Tensor]) -> Tensor:
-        """Of the network as it is now, in eval mode: (examples, classes), float16, on the CPU."""
-        self.network.eval()
+        """Of the kept network as it is now, in eval mode: (examples, classes), float16, on the CPU."""
+        self.kept.eval()
         try:
             found = [self._log_probabilities(batch) for batch in batches]
         finally:
-            self.network.train()
+            self.kept.train()
         return torch.cat(found).cpu()
 
     @torch.no_grad()
-    def estimate_statistics(self, images: int) -> None:
-        """Give BatchNorm the plain average of its statistics over so many augmented images, without dropout."""
-        norms = [module for module in self.network.modules() if isinstance(module, _BatchNorm)]
+    def estimate_statistics(self, examples: int) -> None:
+        """Give the kept network's BatchNorm its plain average over so many augmented examples, without dropout."""
+        norms = [module for module in self.kept.modules() if isinstance(module, _BatchNorm)]
         momenta = [norm.momentum for norm in norms]
-        self.network.eval()
+        self.kept.eval()
         try:
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # torch's word for a plain average
+                norm.momentum = None  # to torch, a plain average
                 norm.train()
-            for batch in self.feed.sample(images):
+            for inputs in self.feed.sample(examples):
                 with self._precision():
-                    self.network(batch)
+                    self.kept(inputs)
         finally:
-            self.network.train()
+            self.kept.train()
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
 
-    def _log_probabilities(self, images: Tensor) -> Tensor:
+    def _log_probabilities(self, inputs: Tensor) -> Tensor:
         with self._precision():
-            outputs = self.network(images)
+            outputs = self.kept(inputs)
         return log_softmax(outputs.float(), dim=1).half()
 
     def _step(self) -> None:
-        images, labels = self.feed.read(self.completed)
-        self.optimizer.param_groups[0]["lr"].copy_(self._rates.index_select(0, self.completed)[0])
+        batch = self.feed.read(self.completed)
+        for group, rates in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"].copy_(rates.index_select(0, self.completed)[0])
         if self._keyed:
             self._key.copy_(self.completed + self._stream)
         with self._precision():
-            loss = cross_entropy(self._live(images), labels)
+            loss = self.recipe.objective(self._live(batch.inputs), batch)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._twin:
             self._twin.hand_over_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._follow()
+        self._average()
         self.losses.index_copy_(0, self.completed, loss.detach().float().view(1))
         self.completed += 1
 
@@ -188,21 +203,43 @@ class TrainingStep:
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
-    def _momentum(self, parameter: nn.Parameter) -> Tensor:
-        buffer: Tensor = self.optimizer.state[parameter]["momentum_buffer"]
-        return buffer
+    def _average(self) -> None:
+        """Move the average towards the trained weights; counts are copied."""
+        if self.recipe.averaging is None:
+            return
+        self.recipe.averaging.update([kept for kept, _ in self._averaged], [live for _, live in self._averaged])
+        for count, current in self._counted:
+            count.copy_(current)
 
-    def _placed(self, cycle: int) -> nn.Module:
+    def _effective_transforms(self) -> tuple[Transform, ...]:
+        """Those of the recipe, or else of the data set."""
+        chosen, inputs = self.recipe.transforms, self.placed.data.inputs
+        for transform in chosen or ():
+            if not transform.suits(inputs):
+                described = ", ".join(f"{name}={value}" for name, value in inputs.items())
+                raise ArgumentError(f"transforms must suit the data ({described}), got {transform.kind}: leave it out")
+        return self.placed.data.transforms if chosen is None else chosen
+
+    def _network_on_device(self, cycle: int) -> nn.Module:
         network = self._built(cycle).to(self.device)
+        if self.recipe.network.name in nets.NETWORKS:  # a user's own network may differ from what kernels assume
+            nets.accelerate(network)
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def _built(self, cycle: int) -> nn.Module:
         data = self.placed.data
-        return nets.of(self.recipe, len(data.classes), data.channels, cycle).train()
+        return nets.of(self.recipe, len(data.classes), data.inputs, cycle).train()
+
+
+def _current_name(name: str) -> str:
+    """The name that a tensor of a state has now; format 1 knew one optimizer."""
+    if name.startswith(_FORMAT_1_MOMENTUM):
+        return f"optimizer.momentum_buffer.{name.removeprefix(_FORMAT_1_MOMENTUM)}"
+    return name
 
 
 @cache
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward function of a repeated block; what it is compiled to is shared by all blocks of equal shape."""
+    """The forward function of a repeated block, compiled once for all blocks of equal shape."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)  # DenseNet-100's layers
     return torch.compile(forward, dynamic=False)

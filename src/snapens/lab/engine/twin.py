@@ -1,9 +1,9 @@
-"""Twin: the network that a GPU trains, with weights rounded to bfloat16 once a step instead of once a layer.
+"""Twin: the network that a GPU trains, with weights rounded to bfloat16 once per step instead of once per layer.
 
-Autocast casts every weight on its way forward and every gradient on its way back, a small kernel
+Autocast casts every weight in the forward pass and every gradient in the backward pass, one small kernel
 each: of the 1,719 kernels in a step of ResNet-110, at least a sixth did that or counted batches (a profile on an H200).
-The twin holds bfloat16 weights for convolutions and linear layers and shares all else with its
-original, so the numbers are autocast's own; three kernels over all tensors take the place of the many.
+The twin has bfloat16 weights for convolutions and linear layers and shares everything else with its
+original, so that the numbers are those of autocast; three kernels over all tensors replace the many.
 """
 
 import torch
@@ -41,10 +41,10 @@ class Twin:
 
     @torch.no_grad()
     def hand_over_gradients(self) -> None:
-        """After a backward pass: the originals' gradients, in float32; the twin's are gone."""
+        """After a backward pass: move the twin's gradients to the originals, in float32."""
         buffers, gradients = [], []
         for parameter, buffer, rounded in zip(self._originals, self._gradients, self._rounded, strict=True):
-            if rounded.grad is not None:  # neither frozen nor unused
+            if rounded.grad is not None:  # it is neither frozen nor unused
                 buffers.append(buffer)
                 gradients.append(rounded.grad)
                 parameter.grad, rounded.grad = buffer, None

@@ -1,8 +1,8 @@
-"""The networks of the lab by name, and your own; the names load without torch."""
+"""The networks of the lab, by name, and networks of your own. Reading the names does not import torch."""
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..recipe.recipe import Recipe, unknown
 if TYPE_CHECKING:
     from torch import nn
 
-# name -> the callable of its family, and what sets it apart within the family
+# name -> the callable that builds this family of networks, and the settings of one of its members
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet110": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 18}),
     "wrn32": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 5, "widen": 4}),
@@ -21,38 +21,47 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "densenet40": ("snapens.lab.nets.dense.densenet:densenet", {"depth": 40, "growth": 12}),
     "densenet100": ("snapens.lab.nets.dense.densenet:densenet", {"depth": 100, "growth": 24}),
     "small": ("snapens.lab.nets.small:small", {}),
+    "mlp": ("snapens.lab.nets.mlp:mlp", {"hidden": (256, 256)}),
 }
+_RGB = {"channels": 3}
 
 
 def build(
     name: str,
     *,
     classes: int,
-    channels: int = 3,
+    inputs: Mapping[str, int] = _RGB,
+    channels: int | None = None,
     dropout: float = 0.0,
     stem_stride: int = 1,
     seed: int = 0,
     cycle: int = 0,
 ) -> "nn.Module":
-    """A network with the fresh weights of (seed, cycle): (images, channels, height, width) -> (images, classes) logits.
+    """Build a network that maps a batch of examples to (examples, classes) logits, with the weights of (seed, cycle).
 
-    `name` is one of `NETWORKS`, `torchvision:NAME`, `timm:NAME`, or your own `module:callable`, which is called with
-    `classes` and `channels`, and with `dropout` and `stem_stride` where these are asked for.
-    It is built on the CPU, whatever the default device (only meta is followed), and leaves the global generator alone.
+    `name` is one of `NETWORKS`, `torchvision:NAME`, `timm:NAME`, or your own `module:callable`. The callable receives
+    `classes` and `inputs` as keywords, and `dropout` and `stem_stride` where they differ from their defaults.
+    `inputs` describes an example: `{"channels": 3}` for images, or `channels=3` for short; `{"features": 20}` for
+    rows of a table. The network is built on the CPU, whatever the default device (except meta, which is respected);
+    the global random generator is left unchanged.
 
     Examples:
         >>> network = build("densenet40", classes=10)
         >>> sum(weights.numel() for weights in network.parameters())
         1019722
+        >>> build("mlp", classes=2, inputs={"features": 20})[0]
+        Linear(in_features=20, out_features=256, bias=False)
     """
     import torch
 
     from .dropout import keyed
 
-    factory, settings = _resolved(name, classes, channels, dropout, stem_stride)
+    factory, settings = _resolved(name, classes, dropout, stem_stride)
+    settings |= inputs if channels is None else {**inputs, "channels": channels}
+    _require_accepted(name, factory, settings)
     device = "meta" if torch.get_default_device().type == "meta" else "cpu"
     with torch.device(device), torch.random.fork_rng(devices=[]):
-        # not torch.manual_seed, which would reseed the GPUs' generators too
+        # torch.manual_seed would also seed the generators of the GPUs
         torch.default_generator.manual_seed(_mixed(seed, cycle))
         network = factory(**settings)
         if not isinstance(network, torch.nn.Module):
@@ -60,45 +69,56 @@ def build(
         return keyed(network)
 
 
-def of(recipe: Recipe, classes: int, channels: int, cycle: int = 0) -> "nn.Module":
-    """The network of a recipe, with the fresh weights of one of its cycles."""
+def of(recipe: Recipe, classes: int, inputs: Mapping[str, int], cycle: int = 0) -> "nn.Module":
+    """Build the network of a recipe, with the fresh weights of one of its cycles."""
+    network = recipe.network
     return build(
-        recipe.network,
+        network.name,
         classes=classes,
-        channels=channels,
-        dropout=recipe.dropout,
-        stem_stride=recipe.stem_stride,
+        inputs=inputs,
+        dropout=network.dropout,
+        stem_stride=network.stem_stride,
         seed=recipe.seed,
         cycle=cycle,
     )
 
 
 def require(name: str, *, dropout: float = 0.0, stem_stride: int = 1) -> None:
-    """Make sure that there is such a network, and that it takes these settings, without building it."""
-    _resolved(name, 2, 3, dropout, stem_stride)
+    """Reject an unknown network, or settings that it does not have, without building it or knowing the data."""
+    factory, settings = _resolved(name, 2, dropout, stem_stride)
+    _require_accepted(name, factory, settings, partly=True)
+
+
+def accelerate(network: "nn.Module") -> bool:
+    """Switch on the GPU kernels of a network, and return whether it has any; only DenseNet has.
+
+    Call this only for a network that was built by its name, and do not change its modules afterwards: the kernels do
+    not look at them again. Where the kernels cannot run (docs/lab.md lists the cases), the modules are used. Second
+    derivatives need a network without kernels. A copy of the network (`copy.deepcopy`, pickle) has them switched off.
+    """
+    from .dense.densenet import DenseNet
+
+    return type(network) is DenseNet and network.accelerate()
 
 
 def blocks(network: "nn.Module") -> "list[nn.Module]":
-    """The blocks that a network of ours repeats, each worth compiling by itself; none for any other network."""
+    """The repeated blocks of a network of the lab, each worth compiling by itself; no block of any other network."""
     return [module for module in network.modules() if getattr(type(module), "repeats", False)]
 
 
-def _resolved(
-    name: str, classes: int, channels: int, dropout: float, stem_stride: int
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The callable that a name means and all that it is to be called with."""
+def _resolved(name: str, classes: int, dropout: float, stem_stride: int) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The callable of a network, and the keywords for it that do not depend on the inputs."""
     factory, settings = _factory(name)
-    settings = {**settings, "classes": classes, "channels": channels}
+    settings = {**settings, "classes": classes}
     if dropout:
         settings["dropout"] = dropout
     if stem_stride != 1:
         settings["stem_stride"] = stem_stride
-    _require_accepted(name, factory, settings)
     return factory, settings
 
 
 def _factory(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The callable that a network's name means, and the settings that go with the name."""
+    """The callable of a network, and the settings that belong to its name."""
     if name in NETWORKS:
         path, settings = NETWORKS[name]
         return _imported(path), settings
@@ -114,24 +134,28 @@ def _imported(path: str) -> Callable[..., Any]:
     module, _, attribute = path.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module of the user's own can fail in any way
+    except Exception as error:  # a user's module can raise anything
         raise ArgumentError(
             f"network must be module:callable that Python can import, got {path!r} ({type(error).__name__}: {error}): "
-            "check the spelling and the module, or put its folder on PYTHONPATH"
+            "check the spelling and the module, or add its folder to PYTHONPATH"
         ) from error
     if not callable(factory):
         raise ArgumentError(f"network must be module:callable, got {path!r}, which is a {type(factory).__name__}")
     return factory  # type: ignore[no-any-return]
 
 
-def _require_accepted(name: str, factory: Callable[..., Any], settings: dict[str, Any]) -> None:
+def _require_accepted(
+    name: str, factory: Callable[..., Any], settings: dict[str, Any], *, partly: bool = False
+) -> None:
+    """Reject keywords that a callable does not take, and, unless they are only a part, missing keywords too."""
     try:
-        inspect.signature(factory).bind(**settings)
+        signature = inspect.signature(factory)
+        (signature.bind_partial if partly else signature.bind)(**settings)
     except (TypeError, ValueError) as error:
-        asked = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+        listed = ", ".join(f"{key}={value!r}" for key, value in settings.items())
         raise ArgumentError(
-            f"network {name!r} must accept what is asked of it, got {asked} ({error}): "
-            "leave that setting at its default, or take a network that has it"
+            f"network {name!r} must accept the settings and the inputs, got {listed} ({error}): "
+            "leave the setting at its default, or choose a network that accepts it"
         ) from error
 
 

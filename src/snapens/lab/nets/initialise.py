@@ -1,12 +1,12 @@
-"""The weights a network starts from."""
+"""The initial weights of a network."""
 
 from torch import nn
 
 
 def initialise(network: nn.Module) -> nn.Module:
-    """Draw convolutions as the authors do, N(0, sqrt(2 / (k * k * out))), and zero the biases of linear layers.
+    """Draw the weights of convolutions from N(0, sqrt(2 / (k * k * out))), as the authors do; set linear biases to 0.
 
-    BatchNorm already starts at 1 and 0; a linear layer's weights stay as torch draws them, as Torch 7 did.
+    The weights of linear layers keep torch's own initialisation, which is that of Torch 7.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Residual networks: He et al.'s for CIFAR, as deep and wide as asked, and theirs for ImageNet."""
+"""The residual networks of He et al.: for CIFAR, of any depth and width, and for ImageNet."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from .initialise import initialise
 
 
 class Basic(nn.Module):
-    """relu(x + two 3x3 convolutions of x); the shortcut is of type A: without weights, subsampled and zero-padded."""
+    """relu(x + two 3x3 convolutions of x), with a shortcut of type A: subsampled, zero-padded, no weights."""
 
     repeats = True
 
@@ -30,17 +30,17 @@ class Basic(nn.Module):
         return relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """Every stride-th pixel, and zeros for the channels that x does not have."""
+        """Take every stride-th pixel, and append channels of zeros."""
         if self.stride > 1:
             x = x[:, :, :: self.stride, :: self.stride]
         return pad(x, (0, 0, 0, 0, 0, self.more_channels)) if self.more_channels else x
 
 
 class Bottleneck(nn.Module):
-    """relu(x + 1x1, 3x3 and 1x1 convolutions of x); the shortcut is of type B: a projection where shapes differ.
+    """relu(x + 1x1, 3x3 and 1x1 convolutions of x), with a shortcut of type B: a projection where shapes differ.
 
-    The stride is in the 3x3 convolution, as in fb.resnet.torch, which the authors' ImageNet code follows; He et al.
-    have it in the first 1x1.
+    The stride is in the 3x3 convolution, as in fb.resnet.torch, which the authors' ImageNet code follows. He et al.
+    have it in the first 1x1 convolution.
     """
 
     repeats = True
@@ -75,7 +75,7 @@ def cifar(
     dropout: float = 0.0,
     stem_stride: int = 1,
 ) -> nn.Module:
-    """Three stages of 16, 32 and 64 times `widen` channels: 6 * blocks_per_stage + 2 layers, for 32x32 images."""
+    """Build three stages of 16, 32 and 64 times `widen` channels: 6 * blocks_per_stage + 2 layers, for 32x32 images."""
     width = 16 * widen
     stem = [_conv(channels, width, 3, stem_stride), nn.BatchNorm2d(width), nn.ReLU()]
     blocks: list[nn.Module] = []
@@ -87,7 +87,7 @@ def cifar(
 
 
 def imagenet(*, blocks_per_stage: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
-    """Stages of bottlenecks of 64, 128, … channels after a 7x7 stem, for 224x224 images."""
+    """Build a 7x7 stem and stages of bottlenecks of 64, 128, … channels, for 224x224 images."""
     stem = [_conv(channels, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     blocks: list[nn.Module] = []
     inputs = 64

@@ -1,4 +1,4 @@
-"""Networks of other libraries, where these are installed."""
+"""The networks of torchvision and timm, if these are installed."""
 
 import importlib
 from typing import Any
@@ -11,20 +11,20 @@ from ..recipe.recipe import unknown
 
 
 def from_torchvision(*, name: str, classes: int, channels: int = 3) -> nn.Module:
-    """A classifier of torchvision, with fresh weights."""
+    """Build a classifier of torchvision, with fresh weights."""
     models = _library("torchvision", name).models
     if name not in models.list_models(module=models):
-        raise unknown("torchvision's network", name, models.list_models(module=models))
+        raise unknown("torchvision network", name, models.list_models(module=models))
     if channels != 3:
-        raise ArgumentError(f"channels must be 3 for a network of torchvision, got {channels}: take timm:NAME")
+        raise ArgumentError(f"channels must be 3 for a torchvision network, got {channels}: use timm:NAME")
     return models.get_model(name, weights=None, num_classes=classes)  # type: ignore[no-any-return]
 
 
 def from_timm(*, name: str, classes: int, channels: int = 3, dropout: float = 0.0) -> nn.Module:
-    """A network of timm, with fresh weights."""
+    """Build a network of timm, with fresh weights."""
     timm = _library("timm", name)
     if name not in timm.list_models():
-        raise unknown("timm's network", name, timm.list_models())
+        raise unknown("timm network", name, timm.list_models())
     return timm.create_model(  # type: ignore[no-any-return]
         name, pretrained=False, num_classes=classes, in_chans=channels, drop_rate=dropout
     )
@@ -33,8 +33,8 @@ def from_timm(*, name: str, classes: int, channels: int = 3, dropout: float = 0.
 def _library(library: str, name: str) -> Any:
     try:
         return importlib.import_module(library)
-    except (ImportError, RuntimeError) as error:  # a torchvision made for another torch raises RuntimeError
+    except (ImportError, RuntimeError) as error:  # a torchvision built for another torch raises RuntimeError
         raise ArgumentError(
-            f"network '{library}:{name}' needs {library}, which does not import here ({error}): "
-            f"install a {library} that goes with torch {torch.__version__}"
+            f"network '{library}:{name}' needs {library}, which cannot be imported ({error}): "
+            f"install a version of {library} that supports torch {torch.__version__}"
         ) from error

@@ -1,6 +1,7 @@
-"""Densely connected networks of Huang et al., without bottlenecks or compression."""
+"""The densely connected networks of Huang et al. without bottlenecks or compression."""
 
 from collections import OrderedDict
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn, relu
@@ -8,13 +9,13 @@ from torch.nn.functional import avg_pool2d
 
 from ....errors import ArgumentError
 from ..initialise import initialise
-from .fused import dense_block, possible
+from .fused import dense_block, possible, supports
 
 STEM_CHANNELS = 16
 
 
 class Layer(nn.Module):
-    """BatchNorm, ReLU and a 3x3 convolution to `growth` new channels, appended to the ones there are."""
+    """BatchNorm, ReLU and a 3x3 convolution to `growth` new channels, which are appended to the input."""
 
     repeats = True
 
@@ -30,7 +31,7 @@ class Layer(nn.Module):
 
 
 class Transition(nn.Module):
-    """BatchNorm, ReLU, a 1x1 convolution to as many channels, and the mean of each 2x2 pixels."""
+    """BatchNorm, ReLU, a 1x1 convolution that keeps the number of channels, and the mean of each 2x2 pixels."""
 
     repeats = True
 
@@ -48,18 +49,30 @@ class Transition(nn.Module):
 class DenseNet(nn.Sequential):
     """A stem, `Layer`s with `Transition`s between them, and a head.
 
-    Where there is a GPU for it, a dense block is computed as one, by `fused.py`: the same numbers up to rounding.
-    `fused = False`, on the class or a network, takes the modules, as one must for second derivatives.
+    After `accelerate`, the Triton kernels of `fused.py` compute each dense block on a GPU that can run them; the
+    results are the same up to rounding. They do not look at the modules again, so the modules must stay as `densenet`
+    built them: not replaced, hooked, pruned or changed in their settings, and all in the mode of the network.
     """
 
     stem: nn.Module
     blocks: nn.Sequential
     head: nn.Sequential
-    fused = True
+    accelerable: ClassVar[bool] = True  # False makes `accelerate` do nothing, for comparisons
+    _accelerated = False
+
+    def accelerate(self) -> bool:
+        """Switch the kernels on if they support this network, and return whether they do."""
+        layers = (block for block in self.blocks if isinstance(block, Layer))
+        self._accelerated = self.accelerable and supports(layers)
+        return self._accelerated
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the switch out of copies and pickles, because the modules of a copy may be changed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_accelerated"}
 
     def forward(self, x: Tensor) -> Tensor:
         """(images, channels, height, width) -> (images, classes)."""
-        if not (self.fused and possible(self, x)):
+        if not (self._accelerated and possible(self, x)):
             return super().forward(x)  # type: ignore[no-untyped-call,no-any-return]
         x = self.stem(x)
         layers: list[Layer] = []
@@ -68,17 +81,19 @@ class DenseNet(nn.Sequential):
                 layers.append(block)
             else:
                 assert isinstance(block, Transition)  # as `densenet` builds them
-                x, layers = self._fused_transition(x, layers, block), []
+                x, layers = _fused_transition(x, layers, block), []
         norm, *_, linear = self.head
         assert isinstance(norm, nn.BatchNorm2d)
         return linear(dense_block(x, layers, norm, factor=x.shape[2]).flatten(1))  # type: ignore[no-any-return]
 
-    def _fused_transition(self, x: Tensor, layers: list[Layer], transition: Transition) -> Tensor:
-        if x.shape[2] % 2 or (transition.dropout.training and transition.dropout.p):
-            x = dense_block(x, layers, transition.norm, factor=1)
-            return avg_pool2d(transition.dropout(transition.conv(x)), 2)
-        # with nothing between them, the mean and a 1x1 convolution may change places: a quarter of the work
-        return transition.conv(dense_block(x, layers, transition.norm, factor=2))  # type: ignore[no-any-return]
+
+def _fused_transition(x: Tensor, layers: list[Layer], transition: Transition) -> Tensor:
+    """Apply the layers by the kernels, and then the transition."""
+    if x.shape[2] % 2 or (transition.dropout.training and transition.dropout.p):
+        x = dense_block(x, layers, transition.norm, factor=1)
+        return avg_pool2d(transition.dropout(transition.conv(x)), 2)
+    # a mean and a 1x1 convolution commute if nothing is between them: pooling first needs a quarter of the operations
+    return transition.conv(dense_block(x, layers, transition.norm, factor=2))  # type: ignore[no-any-return]
 
 
 def densenet(
@@ -90,9 +105,12 @@ def densenet(
     dropout: float = 0.0,
     stem_stride: int = 1,
 ) -> nn.Module:
-    """Three dense blocks of (depth - 4) / 3 layers, for 32x32 images; the other four are stem, transitions and head."""
+    """Build three dense blocks of (depth - 4) / 3 layers, for 32x32 images.
+
+    The other four layers are the stem, two transitions and the head.
+    """
     if depth < 7 or depth % 3 != 1:
-        raise ArgumentError(f"depth must be 4 more than three times the layers of a block, got {depth}: take 40 or 100")
+        raise ArgumentError(f"depth must be 3 n + 4 with n >= 1 layers per block, got {depth}: use 40 or 100")
     width = STEM_CHANNELS
     blocks: list[nn.Module] = []
     for block in range(3):

@@ -1,45 +1,53 @@
-"""The arithmetic of a dense block on a GPU, as Triton kernels.
+"""The Triton kernels that compute a dense block on a GPU.
 
-A block of L layers that grow by k channels from C0 inputs has C = C0 + L k channels in the end. Its feature maps lie
-in one matrix, the *buffer*: a row for each of the P = images x side x side pixels, a column for each channel. A layer
-reads the first columns and writes the next k, so nothing is ever concatenated.
+A block has C0 input channels and L layers, each of which adds k channels, so it ends with C = C0 + L k channels. All
+its feature maps are in one matrix, the *buffer*. The buffer has one row for each of the P = images x side x side
+pixels and one column for each channel. A layer reads the first columns and writes the next k columns, so nothing is
+ever concatenated.
 
-A channel's batch statistics depend on nothing but the channel, so they are computed once, when it is written (from
-the values as rounded, after dropout), and serve every later BatchNorm of the block, each with its own scale and shift.
+The batch statistics of a channel depend only on that channel. They are computed once, when the channel is written
+(from the rounded values, after dropout). All later BatchNorms of the block use them, each with its own scale and shift.
 
 Forward
-    take_in             copies the block's input into the first columns, with statistics of each tile of pixels.
-    prepare             mean and 1 / deviation of each new channel, from those of its tiles in a fixed order; a layer's
-                        norm as factor and offset; its weights in the order in which `taps` reads them.
-    taps                normalises, takes the ReLU and multiplies by the weights of all nine taps of the convolution at
-                        once: (P, c) @ (c, 9 k). Every activation is read and normalised once, not nine times;
-                        twice where pixels are few and two programs share the taps.
-    gather              adds up the nine products that meet at a pixel: the layer's k new columns; drops; statistics.
-    close               the norm and ReLU that end the block, and the mean of each factor x factor pixels.
+    take_in             copies the input of the block into the first columns, and computes statistics per tile of
+                        pixels.
+    prepare             combines the statistics of the tiles, in a fixed order, into the mean and 1 / deviation of each
+                        new channel; writes the norm of a layer as a factor and an offset, and the weights of the layer
+                        in the order in which `taps` reads them.
+    taps                normalises, applies the ReLU, and multiplies by the weights of all nine taps of the convolution
+                        at once: (P, c) @ (c, 9 k). So each activation is read and normalised once instead of nine
+                        times (twice if there are few pixels and two programs share the taps).
+    gather              adds up the nine products that belong to a pixel, which gives the k new columns of the layer;
+                        applies dropout; computes statistics per tile.
+    close               applies the norm and the ReLU at the end of the block, and takes the mean of each factor x
+                        factor pixels.
 
 Backward
-The gradient through a norm is (1 / deviation) (g - mean(g) - z mean(g z)), with z the normalised values and g the
-gradient of the norm's output times its scale, behind the ReLU. It is linear in g, and all norms of a channel share
-z: so g is summed up over the norms, and corrected once, when the channel's gradient is needed. These sums form a
-matrix like the buffer, *arriving*; the two means follow from the norms' own gradients, as their sums over the scales:
+Let z be the normalised values of a channel, and g the gradient of a norm's output behind the ReLU, times the scale of
+the norm. The gradient through the norm is (1 / deviation) (g - mean(g) - z mean(g z)). This is linear in g, and all
+norms of a channel share the same z. So g is summed over the norms, and the sum is corrected once, when the gradient of
+the channel is needed. The sums form a matrix like the buffer, named *arriving*. The two means follow from the
+gradients of the norms' own parameters, summed over the norms:
 P mean(g) = sum of scale x (gradient of shift), P mean(g z) = sum of scale x (gradient of scale).
-    close_backward      begins the sums, with the gradient of the closing norm. It may be the same at all pixels of an
-                        image, and so is its rounding: the two means begin with it as rounded.
-    outgoing            the corrected gradient of a layer's k columns, dropout behind it, nine times over, each shifted
-                        as a tap of the convolution sees it: *views*, (P, 9 k).
-    layer_backward      for a tile of channels and a range of pixels: the weights times the views is the gradient of the
-                        activations, which goes into the sums; the activations, normalised anew, times the views is the
-                        gradient of the weights. Channels are the rows of both products: a thread then has few of them,
-                        and what it holds of the activations it can multiply as it is.
-    combine             adds up what the ranges of pixels found, in a fixed order.
-    incoming            the corrected gradient of the block's input.
+    close_backward      starts the sums with the gradient of the closing norm. This gradient may be equal at all pixels
+                        of an image, and then its rounding errors are equal too and do not average out. So the two
+                        means start from the rounded gradient.
+    outgoing            computes the corrected gradient of a layer's k columns, applies dropout to it, and writes it
+                        nine times, each time shifted as one tap of the convolution sees it: *views*, (P, 9 k).
+    layer_backward      handles one tile of channels and one range of pixels. The weights times the views give the
+                        gradient of the activations, which is added to the sums. The activations, normalised again,
+                        times the views give the gradient of the weights. Channels are the rows of both products. So a
+                        thread holds few channels, and can multiply its activations without moving them.
+    combine             adds up the results of the ranges of pixels, in a fixed order.
+    incoming            computes the corrected gradient of the block's input.
 
-A product's matrices are moved by the GPU's copy engine (`load`, `store`, `atomic_add` of tensor descriptors): beyond
-the columns that one has at that layer it reads zeros and writes nothing. No element is added to twice in a launch,
-so the same input gives the same bits. Activations are rounded to the buffer's type before they are multiplied, as the
-plain module does; sums and statistics are float32. Pointers come first in the signatures, then numbers, then what a
-kernel is compiled for. `UNIT` divides every number of channels: the compiler then knows how wide it may load, whatever
-the layer, without a program for each.
+The copy engine of the GPU moves the matrices of a product (`load`, `store` and `atomic_add` of tensor descriptors).
+Beyond the columns that a matrix has at that layer it reads zeros and writes nothing. No element is added to twice in
+one launch, so the same input gives the same bits. Activations are rounded to the dtype of the buffer before they are
+multiplied, as in the plain modules; sums and statistics are float32.
+
+In each signature the pointers come first, then the numbers, then the compile-time constants. `UNIT` divides every
+number of channels. It tells the compiler how wide a load may be at every layer, so one compiled program serves all.
 """
 
 import triton
@@ -49,13 +57,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 def matrix(tensor: Tensor, columns: int, *block: int) -> TensorDescriptor:
-    """The first columns of a matrix, for the copy engine: it moves blocks of this shape."""
+    """Describe the first columns of a matrix to the copy engine, which moves blocks of this shape."""
     return TensorDescriptor(tensor, [len(tensor), columns], [tensor.stride(0), 1], [*block])
 
 
 @triton.jit
 def mix32(x):
-    """As in `dropout.mix32`, on uint32."""
+    """`dropout.mix32` for uint32."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -65,7 +73,7 @@ def mix32(x):
 def dropped(
     values, key, layer, p, j, AREA: tl.constexpr, GROWTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr
 ):
-    """The values that `dropout.KeyedDropout` keeps of channels j of pixels p, scaled; an image has AREA pixels."""
+    """Apply `dropout.KeyedDropout` to the values of pixels p and channels j; an image has AREA pixels."""
     position = (p // AREA * GROWTH * AREA + p % AREA)[:, None] + j[None, :] * AREA  # in (N, C, H, W) order
     now = tl.load(key)
     stream = mix32(mix32(tl.load(layer).to(tl.uint32)) ^ now.to(tl.uint32))
@@ -75,7 +83,7 @@ def dropped(
 
 @triton.jit
 def tile_statistics(values, inside, there, column, pixels, means, squares, PIXELS: tl.constexpr):
-    """Store mean and sum of squared deviations of the columns of this program's tile of pixels: (columns, tiles)."""
+    """Store the mean and the sum of squared deviations of each column of this tile of pixels: (columns, tiles)."""
     values = values.to(tl.float32)
     count = tl.minimum(pixels - tl.program_id(0) * PIXELS, PIXELS).to(tl.float32)
     at = column * tl.num_programs(0) + tl.program_id(0)
@@ -90,7 +98,7 @@ def take_in(
     x, buffer, means, squares, pixels, units, stride,
     UNIT: tl.constexpr, STATISTICS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Copy x (pixels, channels) into the buffer's first columns; partial statistics as (channels, tiles)."""
+    """Copy x (pixels, channels) into the first columns of the buffer, and store statistics per tile."""
     channels = units * UNIT
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -104,7 +112,7 @@ def take_in(
 
 @triton.jit
 def combined_statistics(means, squares, row, there, pixels, tiles, PIXELS: tl.constexpr, TILES: tl.constexpr):
-    """Mean and sum of squared deviations of channels, from those of their tiles in these rows (Chan et al.)."""
+    """Combine the statistics of tiles into the mean and the sum of squared deviations of each row (Chan et al.)."""
     total = 0.0
     centre = tl.zeros(row.shape, tl.float32)
     square = tl.zeros(row.shape, tl.float32)
@@ -128,7 +136,7 @@ def combined_statistics(means, squares, row, there, pixels, tiles, PIXELS: tl.co
 
 @triton.jit
 def store_linear(mean, rstd, scale, shift, factor, offset, c, there, mine):
-    """A norm as factor and offset; zero for channels that are not `there`. Only the channels that are `mine`."""
+    """Store a norm as factor and offset for the channels in `mine`; both are 0 for channels that are not `there`."""
     slope = rstd * tl.load(scale + c, mask=there, other=0.0)
     tl.store(factor + c, slope, mask=mine)
     tl.store(offset + c, tl.load(shift + c, mask=there, other=0.0) - mean * slope, mask=mine)
@@ -141,9 +149,10 @@ def prepare(
     GROWTH: tl.constexpr, LAYER: tl.constexpr, PIXELS: tl.constexpr, TILES: tl.constexpr, CHANNELS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of the channels from `first` on (`variance` is unbiased), and for a LAYER what `taps` reads.
+    """Compute the statistics of the channels from `first` on; `variance` is unbiased. For a LAYER, prepare `taps`.
 
-    That is its norm as factor and offset, zero from `channels` on, and its weights (k, 3, 3, channels), taps first.
+    To prepare `taps` is to store the norm as factor and offset, which are 0 from `channels` on, and to rearrange the
+    weights (k, 3, 3, channels) with the taps first.
     """
     new = tl.cdiv(channels - first, CHANNELS)  # programs
     program = tl.program_id(0)
@@ -200,7 +209,7 @@ def gather(
     SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, STATISTICS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """buffer[p, channels + j] = sum over taps t of tapped[p + offset of t, t k + j], dropped; partial statistics."""
+    """buffer[p, channels + j] = dropout(sum over taps t of tapped[p + offset of t, t k + j]); statistics per tile."""
     column = units * UNIT + tl.arange(0, GROWTH_PADDED)
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     j = tl.arange(0, GROWTH_PADDED)
@@ -232,7 +241,7 @@ def close(
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels
     width = side // factor
-    corner = (o // width) * (factor * side) + (o % width) * factor  # rows of output pixels count on over the images
+    corner = (o // width) * (factor * side) + (o % width) * factor  # rows of output pixels are numbered across images
     inside = (o < outputs)[:, None] & there[None, :]
     centre = tl.load(mean + c, mask=there, other=0.0)[None, :]
     slope = (tl.load(scale + c, mask=there, other=0.0) * tl.load(rstd + c, mask=there, other=0.0))[None, :]
@@ -251,9 +260,10 @@ def close_backward(
     buffer, gradient, arriving, scale, shift, mean, rstd, sums, pixels, units, stride, side, factor, pixels_per_range,
     UNIT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Begin `arriving` with what comes through the closing norm.
+    """Start `arriving` with the gradient through the closing norm.
 
-    By range, (ranges, 4, channels): the gradients of shift and scale, and the sums of what arrives, alone and times z.
+    Store four sums per range (ranges, 4, channels): the gradients of shift and scale, and the sums of the rounded
+    gradient and of the rounded gradient times z.
     """
     channels = units * UNIT
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -272,7 +282,7 @@ def close_backward(
         p = start + tl.arange(0, PIXELS)
         inside = (p < pixels)[:, None] & there[None, :]
         at = p.to(tl.int64)[:, None] * stride + c[None, :]
-        image_row = p // side  # counting on over the images; side is a multiple of factor
+        image_row = p // side  # numbered across images; side is a multiple of factor
         o = image_row // factor * width + p % side // factor
         z = (tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) - centre) * slope
         g = tl.load(gradient + o.to(tl.int64)[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -292,7 +302,7 @@ def close_backward(
 
 @triton.jit
 def corrected(buffer, arriving, mean, rstd, sum_g, sum_gz, at, c, inside, there, pixels):
-    """The gradient of columns of the buffer, from all that has arrived for them."""
+    """The gradient of some columns of the buffer, from the sums in `arriving`."""
     slope = tl.load(rstd + c, mask=there, other=0.0)[None, :]
     z = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) - tl.load(mean + c, mask=there, other=0.0)[None, :]
     g = tl.load(arriving + at, mask=inside, other=0.0).to(tl.float32)
@@ -307,7 +317,7 @@ def outgoing(
     SIDE: tl.constexpr, UNIT: tl.constexpr, GROWTH: tl.constexpr, GROWTH_PADDED: tl.constexpr, WIDTH: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """views[p, t k + j]: the gradient of channel j of a layer's convolution at the output that tap t of p feeds."""
+    """views[p, t k + j] = gradient of channel j of the convolution at the output pixel that reads p with tap t."""
     q = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     j = tl.arange(0, GROWTH_PADDED)
     column = units * UNIT + j
@@ -332,7 +342,7 @@ def layer_backward(
     UNIT: tl.constexpr, GROWTH: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add to `arriving`; gradients by range: of weights (ranges, 9 k, channels), of the norm (ranges, 2, channels)."""
+    """Add to `arriving`; store gradients per range: weights (ranges, 9 k, channels), norm (ranges, 2, channels)."""
     channels = units * UNIT
     c0 = tl.program_id(0) * CHANNELS
     c = c0 + tl.arange(0, CHANNELS)
@@ -347,7 +357,7 @@ def layer_backward(
     filters = weight + (n % GROWTH * 9 + n // GROWTH)[:, None] * channels
     w = tl.trans(tl.load(filters + c[None, :], mask=used[:, None] & there[None, :], other=0.0))
     to_weight = tl.zeros((CHANNELS, COLUMNS), tl.float32)
-    # in the loop a thread adds up what it has; threads are added up once, at the end
+    # in the loop each thread adds up its own values; the threads are added up once, at the end
     to_shift = tl.zeros((CHANNELS, 8), tl.float32)
     to_scale = tl.zeros((CHANNELS, 8), tl.float32)
     begin = tl.program_id(1) * pixels_per_range
@@ -362,7 +372,7 @@ def layer_backward(
         to_weight = tl.dot(activations, d, to_weight, input_precision=PRECISION)
         g = tl.where(active <= 0, 0.0, product)
         sent = (gain[:, None] * g).to(arriving.dtype)
-        arriving.atomic_add([p, c0], tl.trans(sent))  # the copy engine's; nobody else adds here
+        arriving.atomic_add([p, c0], tl.trans(sent))  # by the copy engine; no other program adds here
         to_shift += tl.sum(tl.reshape(g, (CHANNELS, PIXELS // 8, 8)), 1)
         to_scale += tl.sum(tl.reshape(g * x, (CHANNELS, PIXELS // 8, 8)), 1)
     at = weight_sums + (tl.program_id(1) * 9 * GROWTH + n).to(tl.int64)[None, :] * channels + c[:, None]
@@ -375,7 +385,7 @@ def layer_backward(
 
 @triton.jit
 def added_up(values, e, there, length, ranges, RANGES: tl.constexpr, ELEMENTS: tl.constexpr):
-    """The sum over ranges of elements e of `values`, of which each range has `length`."""
+    """Sum the elements e of `values` over the ranges; each range has `length` elements."""
     total = tl.zeros((ELEMENTS,), tl.float32)
     for start in range(0, ranges, RANGES):
         r = start + tl.arange(0, RANGES)
@@ -389,7 +399,7 @@ def combine(
     weight_sums, sums, scale, to_weight, to_shift, to_scale, sum_g, sum_gz, units, ranges,
     UNIT: tl.constexpr, GROWTH: tl.constexpr, ROWS: tl.constexpr, RANGES: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the ranges' gradients: first programs, the weights (their ROWS are 9 k, or 0); the others, the norm."""
+    """Sum gradients over the ranges: the first programs for the weights (ROWS = 9 k, or 0), the others for the norm."""
     channels = units * UNIT
     programs = tl.cdiv(ROWS * channels, ELEMENTS)
     if tl.program_id(0) < programs:
@@ -411,7 +421,7 @@ def combine(
             gain = tl.load(scale + c, mask=there, other=0.0)
             total_g = tl.load(sum_g + c, mask=there, other=0.0) + gain * shift_total
             total_gz = tl.load(sum_gz + c, mask=there, other=0.0) + gain * scale_total
-        else:  # the closing norm, which has no weights, comes first
+        else:  # the closing norm: it has no weights and comes first
             total_g = added_up(sums + 2 * channels, c, there, length, ranges, RANGES, ELEMENTS)
             total_gz = added_up(sums + 3 * channels, c, there, length, ranges, RANGES, ELEMENTS)
         tl.store(sum_g + c, total_g, mask=there)
@@ -423,7 +433,7 @@ def incoming(
     buffer, arriving, mean, rstd, sum_g, sum_gz, out, pixels, units, stride,
     UNIT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the block's input: (pixels, channels)."""
+    """Store the gradient of the block's input: (pixels, channels)."""
     channels = units * UNIT
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

@@ -1,0 +1,78 @@
+"""Labels: what holds for them in every data set, whatever the examples are."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...errors import ArgumentError
+
+_DIGEST_EXAMPLES = 1000
+
+
+def checked_labels(argument: str, labels: ArrayLike, examples: int) -> NDArray[np.int64]:
+    """Labels as int64, one per example."""
+    found = np.asarray(labels)
+    if found.dtype.kind not in "iu" or found.shape != (examples,):
+        raise ArgumentError(
+            f"{argument} must be {examples} integers, one per example, got {found.dtype} of shape {found.shape}"
+        )
+    return found.astype(np.int64)
+
+
+def numbered(labels: NDArray[np.int64]) -> tuple[str, ...]:
+    """The names of classes that have none: their numbers, which must have no gaps."""
+    found = np.unique(labels)
+    if not np.array_equal(found, np.arange(len(found))):
+        raise ArgumentError(
+            f"y_train must number the classes from 0 without gaps, got {len(found)} labels from {found[0]} to "
+            f"{found[-1]}: renumber them with np.unique(y, return_inverse=True)[1], or pass classes"
+        )
+    return tuple(map(str, found))
+
+
+def require_labels(name: str, classes: Sequence[str], parts: Mapping[str, NDArray[np.int64]]) -> None:
+    """Reject a data set of fewer than two classes, or with labels that are not among them."""
+    if len(classes) < 2:
+        raise ArgumentError(f"data must have at least 2 classes, got {list(classes)} in {name}: add one")
+    for part, labels in parts.items():
+        if not len(labels) or labels.min() < 0 or labels.max() >= len(classes):
+            found = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
+            raise ArgumentError(f"{part} labels must be between 0 and {len(classes) - 1}, got {found} in {name}")
+
+
+def hold_out(data: Any, count: int, seed: int) -> Any:
+    """The data set with `count` of its training examples, drawn by `seed`, moved to `held_out`."""
+    examples = len(data.train)
+    if not 0 <= count < examples:
+        raise ArgumentError(f"held_out must be at least 0 and less than the {examples} training examples, got {count}")
+    if count == 0:
+        return data
+    if data.held_out is not None:
+        raise ArgumentError(f"held_out must be 0 for a data set with held-out examples of its own, got {count}")
+    # the raw output of the generator is the same in every version of NumPy
+    order = np.argsort(np.random.Philox(key=[seed, 0x5E1D]).random_raw(examples), kind="stable")
+    chosen, others = np.sort(order[:count]), np.sort(order[count:])
+    return replace(data, train=data.train.take(others), held_out=data.train.take(chosen))
+
+
+def require_both(x_test: object, y_test: object) -> None:
+    """Reject test examples without labels, and labels without examples."""
+    if (x_test is None) != (y_test is None):
+        raise ArgumentError("x_test and y_test must be passed together, got only one of them: pass both or neither")
+
+
+def digest(labels: NDArray[np.int64], examples: Iterable[bytes]) -> str:
+    """Distinguishes examples from others: a SHA-256 of the labels and of the content of some examples."""
+    found = hashlib.sha256(np.ascontiguousarray(labels).tobytes())
+    for content in examples:
+        found.update(content)
+    return found.hexdigest()
+
+
+def spread(examples: NDArray[Any]) -> Iterator[bytes]:
+    """The content of about 1,000 examples, spread over all of an array."""
+    yield np.ascontiguousarray(examples[:: max(1, len(examples) // _DIGEST_EXAMPLES)]).tobytes()

@@ -1,0 +1,119 @@
+"""TrainingLog: the mean loss of each stretch of steps, and the speed, written to a run's log."""
+
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import NonFiniteError
+from ...schedule import Schedule
+from ..recipe.recipe import Recipe
+from ..records.run import Run
+
+_MOST_STEPS = 1000  # between two lines of the log; an epoch where that is shorter
+_LEAST_SECONDS = 1.0  # of a measured speed: on less, the clock says little
+
+
+class TrainingLog:
+    """Reads the losses of a run, without waiting for the device, and writes what it learns to the run's log."""
+
+    def __init__(
+        self, run: Run, recipe: Recipe, schedule: Schedule, examples: int, losses: Tensor, stream: Any
+    ) -> None:
+        self._run, self._recipe, self._schedule, self._examples = run, recipe, schedule, examples
+        self._losses, self._stream = losses, stream
+        self.steps = min(-(-examples // recipe.budget.batch), _MOST_STEPS)
+        """How many steps lie between two lines."""
+        self.loss: float | None = None
+        """The mean training loss of the stretch that was logged last."""
+        self.images_per_second: float | None = None
+        self.lines = 0
+        """How many lines this object has added."""
+        self._stretches: deque[_Stretch] = deque()
+        self._timed_examples, self._timed_seconds = 0, 0.0
+        self.begin(0, 0.0)
+
+    def begin(self, completed: int, seconds: float) -> None:
+        """Start the clock, after so many steps and seconds of an earlier part."""
+        self._completed = self._first = completed
+        self._seen = self._started = time.monotonic()
+        self._began = self._seen - seconds
+
+    @property
+    def seconds(self) -> float:
+        """Spent in training, the time before a resume included."""
+        return time.monotonic() - self._began
+
+    def seconds_left(self, completed: int) -> float | None:
+        """At the speed so far, estimated from the first steps until a speed is measured; None before the first."""
+        left = (self._schedule.total_steps - completed) * self._recipe.budget.batch
+        if self.images_per_second is not None:
+            return left / self.images_per_second
+        done = (completed - self._first) * self._recipe.budget.batch
+        return left / done * (time.monotonic() - self._started) if done else None
+
+    def end_stretch(self, completed: int) -> None:
+        """Queue the mean loss since the last line, to be read when it has arrived."""
+        before = max((step for step in self._schedule.snapshot_steps if step < completed), default=0)
+        first = max(before, (completed - 1) // self.steps * self.steps)
+        mean = self._losses[first:completed].mean()
+        if self._stream is None:
+            self._stretches.append(_Stretch(completed, mean, None))
+        else:
+            held = torch.empty_like(mean, device="cpu", pin_memory=True).copy_(mean, non_blocking=True)
+            self._stretches.append(_Stretch(completed, held, self._stream.record_event()))
+
+    def flush(self, wait: bool = False) -> None:
+        """Write the lines whose losses have arrived, or all; a loss that is not finite ends the run."""
+        while self._stretches:
+            completed, mean, event = self._stretches[0]
+            if event is not None and wait:
+                event.synchronize()
+            elif event is not None and not event.query():  # type: ignore[no-untyped-call]
+                return
+            self._stretches.popleft()
+            self._write(completed, float(mean))
+
+    def note(self, event: str, **values: Any) -> None:
+        """Add a line."""
+        self._run.note(event, **values)
+        self.lines += 1
+
+    def restart_clock(self) -> None:
+        """Do not count the time since the last line, such as that of an evaluation, as time of the next steps."""
+        self._seen = time.monotonic()
+
+    def _write(self, completed: int, loss: float) -> None:
+        if not np.isfinite(loss):
+            raise NonFiniteError(
+                f"loss must be finite, got {loss} up to step {completed}: use a lower lr; what was kept is intact"
+            )
+        batch, now = self._recipe.budget.batch, time.monotonic()
+        self._measure_speed((completed - self._completed) * batch, now - self._seen)
+        self.loss, self._completed, self._seen = loss, completed, now
+        self.note(
+            "trained",
+            step=completed,
+            epoch=round(completed * batch / self._examples, 4),
+            lr=self._recipe.optimizer.lr * self._schedule(completed - 1),
+            loss=loss,
+            images_per_second=self.images_per_second and round(self.images_per_second),
+            seconds=round(self.seconds, 3),
+        )
+
+    def _measure_speed(self, examples: int, seconds: float) -> None:
+        self._timed_examples, self._timed_seconds = self._timed_examples + examples, self._timed_seconds + seconds
+        if self._timed_seconds >= _LEAST_SECONDS:
+            self.images_per_second = self._timed_examples / self._timed_seconds
+            self._timed_examples, self._timed_seconds = 0, 0.0
+
+
+class _Stretch(NamedTuple):
+    """Steps up to `completed` whose mean loss is on its way to the host."""
+
+    completed: int
+    loss: Tensor
+    arrived: torch.cuda.Event | None

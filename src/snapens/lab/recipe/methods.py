@@ -1,0 +1,87 @@
+"""Methods: the schedule of the learning rate, and what happens when a new cycle begins."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from ...schedule import CyclicCosine, Schedule, StepDecay
+from .value import Value, require, require_at_least
+
+Restart = Literal["warm", "fresh"]
+
+
+@dataclass(frozen=True)
+class Method(Value, ABC):
+    """How one run becomes several snapshots."""
+
+    cycles: int = 5
+    """M: how many snapshots are kept."""
+
+    def check(self) -> None:
+        """There is at least one cycle."""
+        require_at_least(1, cycles=self.cycles)
+
+    def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
+        """The factor on the peak rate at every step."""
+        return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps)
+
+    @abstractmethod
+    def begins_fresh(self, cycle: int) -> bool:
+        """Whether a cycle, counted from 0, starts from new weights; the first always does."""
+
+
+@dataclass(frozen=True)
+class Single(Method):
+    """The rate is multiplied by 0.1 at 50 % and 75 %; the snapshots kept on the way are the paper's NoCycle."""
+
+    def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
+        """The standard schedule."""
+        return StepDecay(total_steps, self.cycles, warmup_steps=warmup_steps)
+
+    def begins_fresh(self, cycle: int) -> bool:
+        """Only the first."""
+        return cycle == 0
+
+
+@dataclass(frozen=True)
+class Snapshot(Method):
+    """Cosine cycles, each of which continues where the one before ended."""
+
+    def begins_fresh(self, cycle: int) -> bool:
+        """Only the first."""
+        return cycle == 0
+
+
+@dataclass(frozen=True)
+class SingleCycle(Method):
+    """Cosine cycles, each from fresh weights."""
+
+    def begins_fresh(self, cycle: int) -> bool:
+        """Every cycle."""
+        return True
+
+
+@dataclass(frozen=True)
+class Grow(Method):
+    """Cosine cycles that begin as a pattern says: the paper's future work."""
+
+    pattern: tuple[Restart, ...] = ("fresh",)
+    """How each cycle after the first begins, repeated as needed: `warm warm fresh`."""
+
+    def check(self) -> None:
+        """The pattern has at least one word."""
+        super().check()
+        require(bool(self.pattern), "pattern", "have at least one of the words 'warm' and 'fresh'", self.pattern)
+
+    def begins_fresh(self, cycle: int) -> bool:
+        """As the pattern says."""
+        return cycle == 0 or self.pattern[(cycle - 1) % len(self.pattern)] == "fresh"
+
+
+METHODS: dict[str, type[Method]] = {
+    "single": Single,
+    "snapshot": Snapshot,
+    "singlecycle": SingleCycle,
+    "grow": Grow,
+}
+Method.kinds = METHODS

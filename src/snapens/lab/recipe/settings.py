@@ -1,0 +1,126 @@
+"""Settings: a recipe as flat, short settings, as the command line has them; and the flat recipes of format 1."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...errors import ArgumentError
+from ...storage.typed import decoded
+from .averaging import EMA
+from .budget import Budget
+from .dataset import Dataset
+from .methods import METHODS
+from .network import Network
+from .objectives import CrossEntropy
+from .optimizers import OPTIMIZERS
+from .recipe import Recipe
+from .transforms import named
+from .value import unknown
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A network, a data set, a method and a budget.
+
+    Examples:
+        >>> Settings(network="resnet110", dataset="cifar100", lr=0.2).recipe().optimizer
+        SGD(lr=0.2, weight_decay=0.0001, decays='all', momentum=0.9)
+    """
+
+    network: str = "resnet110"
+    """resnet110, wrn32, densenet40, densenet100, resnet50, small, mlp, torchvision:NAME, timm:NAME, or your own as
+    module:callable."""
+    dataset: str = "cifar100"
+    """cifar10, cifar100, svhn, svhn-extra, tinyimagenet, imagenet, glyphs, or your own as a folder or as arrays."""
+    method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
+    """single: the rate drops at 50 % and 75 %, and the snapshots taken on the way are NoCycle's; snapshot: cosine
+    cycles; singlecycle: every cycle from fresh weights; grow: cycles that begin as `pattern` says."""
+    epochs: int = 200
+    """B: how often each training example is seen."""
+    cycles: int = 5
+    """M: how many snapshots are kept."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """sgd: with Nesterov momentum, as in the paper; adamw: Adam with decoupled weight decay."""
+    lr: float | None = None
+    """The peak of the learning rate; by default 0.1 for sgd and 0.001 for adamw."""
+    batch: int = 64
+    """Examples in a step."""
+    seed: int = 0
+    """The seed of weights, order, transforms and dropout."""
+    dropout: float = 0.0
+    """The probability with which a node is dropped."""
+    stem_stride: int = 1
+    """The stride of the first layer; the paper has 2 for Tiny ImageNet."""
+    weight_decay: float | None = None
+    """By default 0.0001 for sgd and 0.01 for adamw."""
+    decays: Literal["all", "weights"] = "all"
+    """The parameters that decay: all, or all except for norms and biases."""
+    momentum: float | None = None
+    """Nesterov momentum of sgd; by default 0.9."""
+    label_smoothing: float = 0.0
+    """The share of each target that is spread evenly over all classes."""
+    padding: int | None = None
+    """Pixels of padding around an image, from which training crops it; by default as the data set has it."""
+    transforms: tuple[str, ...] | None = None
+    """What is done to training images after cropping: mirror, jitter, lighting, cutout=16; by default as the data set
+    has it."""
+    ema: float | None = None
+    """Keep the exponential moving average of the weights with this decay, such as 0.999."""
+    warmup_epochs: int = 0
+    """Epochs of a rising rate before the first cycle, inside `epochs`."""
+    pattern: tuple[Literal["warm", "fresh"], ...] = ()
+    """For grow: how each cycle after the first begins, repeated as needed: `warm warm fresh`."""
+    held_out: int = 0
+    """Training examples set aside for whatever is chosen later."""
+    held_out_seed: int = 0
+    """Decides which examples those are."""
+
+    def recipe(self) -> Recipe:
+        """The recipe that these settings mean."""
+        if self.method not in METHODS:
+            raise unknown("method", self.method, METHODS)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if bool(self.pattern) != (self.method == "grow"):
+            raise ArgumentError(f"pattern must be given for the method grow, and for no other, got {self.pattern!r}")
+        if self.momentum is not None and self.optimizer != "sgd":
+            raise ArgumentError(f"momentum must be given for sgd only, got {self.momentum} for {self.optimizer}")
+        given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
+        optimizer: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return Recipe(
+            Network(self.network, self.dropout, self.stem_stride),
+            Dataset(self.dataset, self.held_out, self.held_out_seed, self.padding),
+            METHODS[self.method](self.cycles, **({"pattern": self.pattern} if self.pattern else {})),
+            Budget(self.epochs, self.batch, self.warmup_epochs),
+            OPTIMIZERS[self.optimizer](decays=self.decays, **optimizer),
+            CrossEntropy(self.label_smoothing),
+            None if self.transforms is None else tuple(map(named, self.transforms)),
+            None if self.ema is None else EMA(self.ema),
+            self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class _Format1:
+    """The fields of a recipe that format 1 wrote, and the defaults that they had."""
+
+    network: str = "resnet110"
+    dataset: str = "cifar100"
+    method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
+    epochs: int = 200
+    cycles: int = 5
+    lr: float = 0.1
+    batch: int = 64
+    seed: int = 0
+    dropout: float = 0.0
+    stem_stride: int = 1
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    warmup_epochs: int = 0
+    pattern: tuple[Literal["warm", "fresh"], ...] = ()
+    held_out: int = 0
+    held_out_seed: int = 0
+
+
+def from_format_1(content: Any) -> Recipe:
+    """The recipe that format 1 wrote as a flat JSON object."""
+    return Settings(**vars(decoded(_Format1, content, "recipe"))).recipe()

@@ -1,0 +1,198 @@
+"""Transforms: what is done to a training batch, in turn, on its device, driven by numbers drawn for each example."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from ...errors import ArgumentError
+from .value import Value, require, unknown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# principal components of ImageNet's colours in units of [0, 1], as fb.resnet.torch publishes them
+_EIGENVALUES = (0.2175, 0.0188, 0.0045)
+_EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+_MOST_PIXELS = 1 << 16
+_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+
+
+class Batch(NamedTuple):
+    """The examples of one step; images are (batch, height, width, channels), in units of the pixels."""
+
+    inputs: "Tensor"
+    targets: "Tensor"
+    """(batch,) class indices, or (batch, classes) probabilities."""
+    fill: "Tensor | None" = None
+    """(channels,): the colour of padding, which is 0 once images are normalised."""
+    inside: "Tensor | None" = None
+    """(batch, height, width, 1): which pixels show the image; the others get the colour of padding in the end. None: no
+    transform changes colours, so that they have it already."""
+
+
+@dataclass(frozen=True)
+class Transform(Value, ABC):
+    """A function of a batch and of numbers drawn in [0, 1)."""
+
+    columns: ClassVar[int]
+    """How many numbers are drawn for each example."""
+    recolours: ClassVar[bool] = False
+    """Whether it changes the colour of padding too, which is then restored in the end."""
+    channels: ClassVar[int | None] = None
+    """The number of channels that it is made for; None: any."""
+
+    def suits(self, inputs: Mapping[str, int]) -> bool:
+        """Whether it can be applied to such examples: to images, of its number of channels if it has one."""
+        return "channels" in inputs and self.channels in (None, inputs["channels"])
+
+    @abstractmethod
+    def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
+        """The changed batch; `draws` is (batch, columns). Nothing here may wait for the device."""
+
+
+@dataclass(frozen=True)
+class Mirror(Transform):
+    """Flip half of the images from left to right."""
+
+    columns = 1
+
+    def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
+        """Flip those whose number is 0.5 or more."""
+        import torch
+
+        kept = draws[:, 0, None, None, None] < 0.5
+        inside = batch.inside
+        if inside is not None:
+            inside = torch.where(kept, inside, inside.flip(2))
+        return batch._replace(inputs=torch.where(kept, batch.inputs, batch.inputs.flip(2)), inside=inside)
+
+
+@dataclass(frozen=True)
+class ColourJitter(Transform):
+    """Blend brightness, contrast and saturation by up to `strength`, in an order drawn for each image."""
+
+    columns = 4
+    recolours = True
+    channels = 3
+    strength: float = 0.4
+
+    def check(self) -> None:
+        """The strength is positive."""
+        require(0 < self.strength <= 1, "strength", "be more than 0 and at most 1", self.strength)
+
+    def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
+        """The first three numbers are the strengths, the last is the order."""
+        import torch
+
+        images = batch.inputs
+        orders = _constant(_ORDERS, images.device)[(draws[:, 3] * len(_ORDERS)).long()]
+        blends = 1 + self.strength * (2 * draws[:, :3] - 1)
+        for turn in range(3):
+            kind = orders[:, turn, None]
+            share = blends.gather(1, kind)[:, :, None, None]
+            grey = (images * _constant((0.299, 0.587, 0.114), images.device)).sum(3, keepdim=True)
+            choice = kind[:, :, None, None]
+            target = torch.where(choice == 0, 0.0, torch.where(choice == 1, grey.mean((1, 2), keepdim=True), grey))
+            images = share * images + (1 - share) * target
+        return batch._replace(inputs=images)
+
+
+@dataclass(frozen=True)
+class Lighting(Transform):
+    """Shift colours along the principal components of ImageNet's colours, by normally distributed amounts.
+
+    This is AlexNet's; the paper's "RGB intensity scaling" for Tiny ImageNet.
+    """
+
+    columns = 3
+    recolours = True
+    channels = 3
+    strength: float = 0.1
+
+    def check(self) -> None:
+        """The strength is positive."""
+        require(0 < self.strength <= 1, "strength", "be more than 0 and at most 1", self.strength)
+
+    def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
+        """One number per component."""
+        import torch
+
+        normal = torch.erfinv((2 * draws - 1).clamp(-1 + 2**-23, 1 - 2**-23)) * 2**0.5
+        scaled = self.strength * normal * _constant(_EIGENVALUES, draws.device)
+        shift = 255 * (scaled @ _constant(_EIGENVECTORS, draws.device).T)[:, None, None, :]
+        return batch._replace(inputs=batch.inputs + shift)
+
+
+@dataclass(frozen=True)
+class Cutout(Transform):
+    """Paint a square of `size` pixels, centred anywhere, in the colour of padding (DeVries and Taylor, 2017)."""
+
+    columns = 2
+    size: int = 16
+
+    def check(self) -> None:
+        """The square has at least one pixel."""
+        require(1 <= self.size <= _MOST_PIXELS, "size", f"be between 1 and {_MOST_PIXELS} pixels", self.size)
+
+    def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
+        """The numbers are the row and the column of the centre; what lies outside the image is cut off."""
+        import torch
+
+        height, width = batch.inputs.shape[1:3]
+        rows, columns = (
+            _between(side, (draw[:, None] * side).floor() - self.size // 2, self.size)
+            for side, draw in ((height, draws[:, 0]), (width, draws[:, 1]))
+        )
+        covered = (rows[:, :, None] & columns[:, None, :])[..., None]
+        assert batch.fill is not None
+        inside = None if batch.inside is None else batch.inside & ~covered
+        return batch._replace(inputs=torch.where(covered, batch.fill, batch.inputs), inside=inside)
+
+
+TRANSFORMS: dict[str, type[Transform]] = {
+    "cutout": Cutout,
+    "jitter": ColourJitter,
+    "lighting": Lighting,
+    "mirror": Mirror,
+}
+Transform.kinds = TRANSFORMS
+
+
+def named(text: str) -> Transform:
+    """A transform as the command line has it: its name, and its setting if that is not the default.
+
+    Examples:
+        >>> named("mirror"), named("cutout=8")
+        (Mirror(), Cutout(size=8))
+    """
+    name, equals, value = text.partition("=")
+    if name not in TRANSFORMS:
+        raise unknown("transform", name, TRANSFORMS)
+    settings = [field.name for field in fields(TRANSFORMS[name])]
+    if not equals:
+        return TRANSFORMS[name]()
+    require(bool(settings), "transform", f"be {name} without a setting", text)
+    try:
+        number = float(value) if "." in value else int(value)
+    except ValueError as error:
+        raise ArgumentError(f"transform must be {name} or {name}=NUMBER, got {text!r}") from error
+    return TRANSFORMS[name](**{settings[0]: number})
+
+
+def _between(side: int, begin: "Tensor", length: int) -> "Tensor":
+    """(batch, side): the places from `begin` (batch, 1) on, `length` of them."""
+    import torch
+
+    line = torch.arange(side, device=begin.device)
+    return (line >= begin) & (line < begin + length)
+
+
+@cache
+def _constant(values: tuple[Any, ...], device: "torch.device") -> "Tensor":
+    # made once and kept: while a step is being captured nothing can be copied from the host
+    import torch
+
+    return torch.tensor(values, device=device)

@@ -1,0 +1,213 @@
+"""Optimizers, objectives, transforms and averages in a real step, each against torch's own in a plain loop."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from torch import nn
+from torch.nn.functional import log_softmax
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from snapens.errors import ArgumentError, MismatchError
+from snapens.lab import nets
+from snapens.lab.engine.feed import Feed
+from snapens.lab.engine.pack import prepare, train
+from snapens.lab.engine.step import TrainingStep
+from snapens.lab.recipe import Cutout, Mirror
+from snapens.lab.records.run import Run
+from snapens.weights import tensors
+
+CPU = torch.device("cpu")
+
+
+class Tied(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.again = nn.Linear(192, 192, bias=False), nn.Linear(192, 192, bias=False)
+        self.again.weight = self.first.weight
+        self.head = nn.Linear(192, classes)
+
+    def forward(self, x):
+        return self.head(self.again(self.first(x.flatten(1)) / 10))
+
+
+def tied(*, classes, channels):
+    return Tied(classes)
+
+
+def made(recipe, data=None):
+    data = data or tiny.data()
+    return TrainingStep(recipe, data.place(CPU, recipe.dataset.padding), recipe.schedule(len(data.train)))
+
+
+def reference(recipe, groups, optimizer, loss, after=lambda network: None):
+    """Twenty steps of a plain loop; the network and the losses."""
+    data = tiny.data()
+    feed = Feed(data.place(CPU), (Mirror(),), recipe.seed, 8)
+    network = nets.of(recipe, 4, {"channels": 3})
+    optimizer = optimizer(groups(network))
+    schedule, losses = recipe.schedule(40), []
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    for step in range(20):
+        feed.prepare(step)
+        batch = feed.read(torch.tensor([step]))
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * schedule(step)
+        found = loss(network(batch.inputs), batch.targets)
+        optimizer.zero_grad()
+        found.backward()
+        optimizer.step()
+        after(network)
+        losses.append(found.item())
+    return network, losses
+
+
+def assert_same(step, network, losses):
+    for completed in range(20):
+        step(completed)
+    assert step.losses.tolist() == pytest.approx(losses, rel=1e-3)
+    for name, tensor in tensors(step.network).items():
+        assert torch.allclose(tensor, tensors(network)[name], rtol=1e-3, atol=1e-4), name
+
+
+def every(network):
+    return network.parameters()
+
+
+def by_hand(logits, targets, smoothing=0.0):
+    """Cross-entropy with targets of which a share is spread over all classes."""
+    spread = torch.full_like(logits, smoothing / logits.shape[1])
+    spread[torch.arange(len(targets)), targets] += 1 - smoothing
+    return -(spread * log_softmax(logits, 1)).sum(1).mean()
+
+
+def test_adamw_is_torchs():
+    recipe = tiny.recipe(optimizer="adamw", lr=0.01, weight_decay=0.1)
+    adamw = lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)  # noqa: E731
+    assert_same(made(recipe), *reference(recipe, every, adamw, by_hand))
+
+
+def test_label_smoothing_spreads_a_share_of_each_target():
+    recipe = tiny.recipe(label_smoothing=0.2, momentum=0.5)
+    sgd = lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.5, nesterov=True, weight_decay=1e-4)  # noqa: E731
+    smoothed = lambda logits, targets: by_hand(logits, targets, 0.2)  # noqa: E731
+    assert_same(made(recipe), *reference(recipe, every, sgd, smoothed))
+
+
+def test_weight_decay_skips_norms_and_biases_if_only_weights_decay():
+    recipe = tiny.recipe(decays="weights", weight_decay=0.1)
+
+    def groups(network):
+        weights = [network.conv.weight, network.head.weight]
+        others = [network.norm.weight, network.norm.bias, network.head.bias]
+        return [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+
+    sgd = lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True)  # noqa: E731
+    step = made(recipe)
+    assert_same(step, *reference(recipe, groups, sgd, by_hand))
+    assert [len(group["params"]) for group in step.optimizer.param_groups] == [2, 3]
+
+
+def test_the_kept_average_is_torchs_exponential_moving_average():
+    recipe = tiny.recipe(ema=0.8)
+    averaged = []
+
+    def after(network):
+        if not averaged:
+            start = nets.of(recipe, 4, {"channels": 3})
+            averaged.append(AveragedModel(start, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True))
+            averaged[0].n_averaged.fill_(1)  # it began with the initial weights
+        averaged[0].update_parameters(network)
+
+    sgd = lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4)  # noqa: E731
+    step = made(recipe)
+    assert_same(step, *reference(recipe, every, sgd, by_hand, after))
+    for name, tensor in tensors(step.kept).items():
+        if tensor.is_floating_point():
+            assert torch.allclose(tensor, averaged[0].module.state_dict()[name], rtol=1e-3, atol=1e-4), name
+    assert not torch.allclose(step.kept.conv.weight, step.network.conv.weight, rtol=1e-3)
+    assert step.kept.norm.num_batches_tracked.item() == 20
+
+
+def test_a_tied_weight_is_averaged_once():
+    step = made(tiny.recipe(network="test_entries:tied", ema=0.5))
+    before = step.network.again.weight.detach().clone()
+    step(0)
+    expected = (before + step.network.again.weight) / 2
+    assert torch.allclose(step.kept.again.weight, expected, atol=1e-7)
+    assert step.kept.again.weight is step.kept.first.weight
+
+
+def test_snapshots_and_outputs_are_those_of_the_average(tmp_path):
+    recipe = tiny.recipe(ema=0.8)
+    (training,) = prepare([(recipe, tmp_path)], tiny.load, CPU)
+    train([training])
+    step, run = made(recipe), Run(tmp_path)
+    for completed in range(20):
+        step(completed)
+        if completed + 1 in (10, 20):
+            assert tiny.equal(run.snapshots.load(completed + 1), dict(tensors(step.kept)))
+    found = step.log_probabilities(step.placed.batches(step.placed.data.test))
+    assert np.array_equal(run.outputs().log_probabilities[-1], found.numpy())
+
+
+def test_an_average_begins_anew_with_fresh_weights():
+    recipe = tiny.recipe(ema=0.9, method="singlecycle")
+    step = made(recipe)
+    for completed in range(10):
+        step(completed)
+    step.restart(1)
+    assert tiny.equal(dict(tensors(step.kept)), dict(tensors(nets.of(recipe, 4, {"channels": 3}, cycle=1))))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adamw", "lr": 0.01, "decays": "weights"},
+        {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4"), "dropout": 0.2},
+    ],
+)
+def test_a_run_with_every_new_entry_resumes_bit_for_bit(tmp_path, changes):
+    recipe = tiny.recipe(method="grow", pattern=("fresh", "warm"), cycles=4, **changes)
+    whole = prepare([(recipe, tmp_path / "whole")], tiny.load, CPU)
+    train(whole)
+    looks = iter([False, False, True])
+    train(prepare([(recipe, tmp_path / "parts")], tiny.load, CPU), stop=lambda: next(looks))
+    assert not Run(tmp_path / "parts").finished
+    parts = prepare([(recipe, tmp_path / "parts")], tiny.load, CPU, resume=True)
+    train(parts)
+    assert tiny.equal(whole[0].step.state(), parts[0].step.state())
+    for step in Run(tmp_path / "whole").snapshots.steps:
+        assert tiny.equal(*(Run(tmp_path / name).snapshots.load(step) for name in ("whole", "parts")))
+
+
+def test_the_transforms_and_the_padding_of_a_recipe_replace_those_of_the_data_set():
+    """Nothing is drawn for a padding of 0, and the batch is what the one transform makes of whole images."""
+    step = made(tiny.recipe(padding=0, transforms=("cutout=4",)))
+    step.feed.prepare(0)
+    found = step.feed.read(torch.tensor([0])).inputs
+    data = tiny.data(augmentation="none")
+    feed = Feed(data.place(CPU), (Cutout(4),), 0, 8)
+    feed.prepare(0)
+    assert torch.equal(found, feed.read(torch.tensor([0])).inputs)
+
+
+def test_a_transform_that_does_not_suit_the_data_is_rejected():
+    with pytest.raises(ArgumentError, match=r"transforms must suit the data \(channels=1\), got lighting"):
+        made(tiny.recipe(network="tiny:head", transforms=("lighting",)), tiny.data(channels=1))
+
+
+def test_a_run_is_not_resumed_with_another_augmentation(tmp_path):
+    recipe, looks = tiny.recipe(), iter([False, True])
+    train(prepare([(recipe, tmp_path)], lambda recipe: tiny.data(), CPU), stop=lambda: next(looks))
+    with pytest.raises(MismatchError, match="to resume it, got other augmentation"):
+        prepare([(recipe, tmp_path)], lambda recipe: tiny.data(augmentation="none"), CPU, resume=True)
+    with pytest.raises(MismatchError, match=r"transforms: None, \(Mirror\(\),\)"):
+        prepare([(tiny.recipe(transforms=("mirror",)), tmp_path)], tiny.load, CPU, resume=True)
+
+
+def test_a_run_whose_recipe_names_crop_and_transforms_resumes_whatever_the_data_set_has(tmp_path):
+    recipe, looks = tiny.recipe(padding=0, transforms=()), iter([False, True])
+    train(prepare([(recipe, tmp_path)], lambda recipe: tiny.data(), CPU), stop=lambda: next(looks))
+    (training,) = prepare([(recipe, tmp_path)], lambda recipe: tiny.data(augmentation="none"), CPU, resume=True)
+    assert training.completed > 0

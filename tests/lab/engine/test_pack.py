@@ -1,0 +1,57 @@
+"""The pack as a whole: devices, jobs with nothing left to do, and when it stops."""
+
+import shutil
+
+import pytest
+import tiny
+import torch
+
+from snapens.errors import ArgumentError, MismatchError
+from snapens.lab.engine import training as training_module
+from snapens.lab.engine.pack import chosen_device, measure_between, prepare, train, unfinished
+from snapens.lab.records.run import Run
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "available", "device"),
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_a_device_is_chosen_by_its_name(monkeypatch, name, available, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert chosen_device(name) == torch.device(device)
+
+
+def test_a_gpu_that_is_not_there_is_rejected(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ArgumentError, match="device must be available, got cuda, but torch finds no GPU: use cpu"):
+        chosen_device("cuda")
+
+
+def test_a_job_is_left_until_its_steps_its_outputs_and_its_curves_are_complete(tmp_path):
+    jobs = [(tiny.recipe(), tmp_path / "run"), (tiny.recipe(seed=1), tmp_path / "other")]
+    assert unfinished(jobs) == jobs
+    trainings = prepare(jobs[:1], tiny.load, CPU)
+    train(trainings)
+    assert unfinished(jobs) == jobs[1:]
+    assert unfinished(jobs, curves=True) == jobs
+    measure_between(trainings)
+    assert unfinished(jobs, curves=True) == jobs[1:]
+    for path in (tmp_path / "run").glob("outputs*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert unfinished(jobs) == jobs
+
+
+def test_a_finished_run_of_another_recipe_is_not_taken_for_the_job(tmp_path):
+    train(prepare([(tiny.recipe(), tmp_path / "run")], tiny.load, CPU))
+    with pytest.raises(MismatchError, match=r"lr: 0\.05, 0\.5"):
+        unfinished([(tiny.recipe(lr=0.5), tmp_path / "run")])
+
+
+def test_stop_is_called_after_each_advance_and_a_pack_stops_in_the_middle_of_a_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
+    jobs = [(tiny.recipe(seed=seed), tmp_path / str(seed)) for seed in range(3)]
+    moved = []
+    train(prepare(jobs, tiny.load, CPU), watch=moved.append, stop=lambda: len(moved) == 2)
+    assert [Run(path).state().completed for _, path in jobs] == [1, 1, 0]
