@@ -1,13 +1,13 @@
-"""Makes anew what the documentation shows of the ledger in results/: tables, figures, the README's picture.
+"""Regenerates the tables and figures that the documentation shows of the ledger in results/, and the README's picture.
 
-`make results` runs it; a test fails when the tables are not what the ledger says.
+`make results` runs it; a test fails when a table or a figure does not match the ledger.
 """
 
 from pathlib import Path
 
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
-from snapens.report import figures, formats, readme, style
+from snapens.report import charts, figures, formats, readme, style
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
@@ -15,14 +15,14 @@ FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), 
 
 
 def texts() -> dict[Path, str]:
-    """The files that have a block of ours, with the block made anew."""
+    """The files that have a generated block, with the block regenerated."""
     entries = ledger.entries(ROOT / "results")
     blocks = {"README.md": readme.results(entries), "docs/results.md": formats.markdown(table(1, entries)).strip()}
     return {ROOT / name: readme.update((ROOT / name).read_text(), block) for name, block in blocks.items()}
 
 
 def pictures() -> dict[Path, bytes]:
-    """Every picture."""
+    """Every figure."""
     entries = ledger.entries(ROOT / "results")
     drawn = {
         f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True)
@@ -33,7 +33,7 @@ def pictures() -> dict[Path, bytes]:
 
 
 def overview(entries: ledger.Entries) -> object:
-    """Rate and error of one run with cycles, beside one without."""
+    """The learning rate and error of one run with cycles, and the error of one without."""
     cyclic, standard = (
         ledger.runs_of(paper.find(f"wrn32-cifar100-{method}"), entries)[0] for method in ("snapshot-0.2", "single")
     )
@@ -42,11 +42,11 @@ def overview(entries: ledger.Entries) -> object:
     with style.drawing():
         figure = style.figure(600, 330)
         rate, error = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
-        epochs = [step * cyclic.recipe.epochs / schedule.total_steps for step in steps]
-        rate.plot(epochs, [cyclic.recipe.lr * schedule(step) for step in steps], color=style.SINGLE)
-        rate.set(ylabel="learning rate", ylim=(0, 1.05 * cyclic.recipe.lr))
+        epochs = [step * cyclic.recipe.budget.epochs / schedule.total_steps for step in steps]
+        rate.plot(epochs, [cyclic.recipe.optimizer.lr * schedule(step) for step in steps], color=style.SINGLE)
+        rate.set(ylabel="learning rate", ylim=(0, 1.05 * cyclic.recipe.optimizer.lr))
         single = standard.snapshot_percent[-1]
-        words = f"one model, standard schedule: {single:.2f} %"
+        words = f"single model, standard schedule: {single:.2f} %"
         error.axhline(single, color=style.BASELINE, linestyle=(0, (5, 3)), label=words)
         for percent, words, colour in (
             (cyclic.snapshot_percent, "each snapshot alone", style.SINGLE),
@@ -54,9 +54,8 @@ def overview(entries: ledger.Entries) -> object:
         ):
             error.plot(cyclic.snapshot_epochs, percent, "o-", color=colour, label=f"{words}: {percent[-1]:.2f} %")
         for axes in (rate, error):
-            for epoch in cyclic.snapshot_epochs:
-                axes.axvline(epoch, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
-        error.set(xlabel="epoch (dotted: a snapshot is kept)", ylabel="CIFAR-100 test error, %", xlim=(0, 202))
+            charts.mark(axes, cyclic.snapshot_epochs)
+        error.set(xlabel="epoch (dotted: a snapshot is taken)", ylabel="CIFAR-100 test error, %", xlim=(0, 202))
         error.legend(loc="upper right", bbox_to_anchor=(0.985, 1))
     return figure
 

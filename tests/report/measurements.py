@@ -15,15 +15,15 @@ ORIGIN = Origin("3f2a91c0d4", "NVIDIA H200", "2.11.0", "0.1.0")
 
 def entry(recipe, origin=ORIGIN, between=True):
     rng = np.random.default_rng(zlib.crc32(paper.run_name(recipe).encode()))
-    m, cells = recipe.cycles, [cell for cell in paper.cells() if cell.recipe == replace(recipe, seed=0)]
+    m, cells = recipe.method.cycles, [cell for cell in paper.cells() if cell.recipe == replace(recipe, seed=0)]
     level = next((cell.published_percent for cell in cells if cell.published_percent), 25.0)
     k = np.arange(m)
-    alone = level * (1.12 + (0.35 if recipe.method == "single" else 0.02) * (m - 1 - k)) + rng.normal(0, 0.1, m)
+    alone = level * (1.12 + (0.35 if recipe.method.kind == "single" else 0.02) * (m - 1 - k)) + rng.normal(0, 0.1, m)
     alone = np.minimum(alone, 95)
     last, first = level * (1 + 0.12 * 0.5**k), level * (1 + 0.15 * 0.6**k)
-    epochs = np.arange(1, min(recipe.epochs, 300) + 1)
+    epochs = np.arange(1, min(recipe.budget.epochs, 300) + 1)
     schedule = recipe.schedule(paper.images(recipe))
-    factor = np.array([schedule(int(schedule.total_steps * (e - 0.5) / recipe.epochs)) for e in epochs])
+    factor = np.array([schedule(int(schedule.total_steps * (e - 0.5) / recipe.budget.epochs)) for e in epochs])
     loss = 0.002 + 0.35 * factor**0.9 * np.exp(rng.normal(0, 0.06, len(epochs))) + 1.2 * np.exp(-epochs / 6)
     apart = np.abs(k[:, None] - k[None])
     return Entry(
@@ -32,8 +32,8 @@ def entry(recipe, origin=ORIGIN, between=True):
         seconds=4000.5,
         images_per_second=3750.0,
         pack=4,
-        test_images=paper.TEST_IMAGES[recipe.dataset],
-        snapshot_epochs=tuple(float(e) for e in recipe.epochs * (k + 1) / m),
+        test_images=paper.TEST_IMAGES[recipe.dataset.name],
+        snapshot_epochs=tuple(float(e) for e in recipe.budget.epochs * (k + 1) / m),
         snapshot_percent=series(alone),
         last_percent=(*series(alone[-1:]), *series(last[1:])),
         first_percent=(*series(alone[:1]), *series(first[1:])),
@@ -42,7 +42,7 @@ def entry(recipe, origin=ORIGIN, between=True):
         correlation=tuple(series(row) for row in 1 - 0.06 * apart**0.5),
         disagreement=tuple(series(row) for row in 0.1 * apart**0.5),
         early_exit=(Exit(0.9, level, 2.5),),
-        losses=Losses(series(epochs), series(recipe.lr * factor), series(loss)),
+        losses=Losses(series(epochs), series(recipe.optimizer.lr * factor), series(loss)),
         between=lines(m, level) if between and m > 1 else None,
     )
 

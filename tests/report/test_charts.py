@@ -8,7 +8,7 @@ import folders
 import numpy as np
 import pytest
 
-from snapens.report import charts, style
+from snapens.report import charts, page_charts, style
 from snapens.report.summary import summarise
 
 
@@ -21,7 +21,7 @@ def summary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(summary):
-    return charts.draw(summary)
+    return page_charts.draw(summary)
 
 
 def lines(chart, axes=0):
@@ -47,9 +47,9 @@ def test_training_shows_rates_losses_and_minima(summary, drawn):
 
 def test_snapshots_alone_and_growing_from_the_first(summary, drawn):
     found = lines(drawn["snapshots"])
-    assert found["snapshot alone"] == ([1, 2, 3], percent(summary.focus.members))
-    assert found["ensemble so far"] == ([1, 2, 3], percent(summary.focus.first))
-    assert found["standard schedule"][1] == [100 * summary.baseline.single.error] * 2
+    assert found["each snapshot alone"] == ([1, 2, 3], percent(summary.focus.members))
+    assert found["the first m together"] == ([1, 2, 3], percent(summary.focus.first))
+    assert found["single model"][1] == [100 * summary.baseline.single.error] * 2
 
 
 def test_bars_are_the_last_m(summary, drawn):
@@ -62,12 +62,12 @@ def test_bars_are_the_last_m(summary, drawn):
 def test_early_exit_beside_a_fixed_m(summary, drawn):
     found, exits = lines(drawn["exits"]), summary.details.exits
     assert found["always the last m"] == ([1, 2, 3], percent(summary.focus.last))
-    assert found["stop when sure"] == (exits.used[-1].tolist(), (100 * exits.error[-1]).tolist())
+    assert found["early exit"] == (exits.used[-1].tolist(), (100 * exits.error[-1]).tolist())
 
 
 @pytest.mark.parametrize(("name", "scale", "form"), [("correlation", 1, "{:.3f}"), ("disagreement", 100, "{:.1f}")])
 def test_a_matrix_has_a_number_for_each_pair(summary, drawn, name, scale, form):
-    values = scale * getattr(summary.details, name)
+    values = scale * getattr(summary.details.quality, name)
     shown = {text.get_position()[::-1]: text.get_text() for text in drawn[name].figure.axes[0].texts}
     pairs = [(row, column) for row in range(3) for column in range(3) if row != column]
     assert shown == {(row + 1, column + 1): form.format(values[row, column]) for row, column in pairs}
@@ -75,17 +75,19 @@ def test_a_matrix_has_a_number_for_each_pair(summary, drawn, name, scale, form):
 
 def test_a_pair_of_snapshots_has_one_colour(tmp_path):
     details = summarise([folders.made(tmp_path / "run", members=2)]).details
-    details.correlation[0, 1] = np.nextafter(details.correlation[1, 0], 0)  # as rounding leaves it
+    details.quality.correlation[0, 1] = np.nextafter(details.quality.correlation[1, 0], 0)  # as rounding leaves it
     for name in ("correlation", "disagreement"):
-        patches = charts.draw(replace(summarise([folders.made(tmp_path / name, members=2)]), details=details))[name]
+        patches = page_charts.draw(replace(summarise([folders.made(tmp_path / name, members=2)]), details=details))[
+            name
+        ]
         assert len({patch.get_alpha() for patch in patches.figure.axes[0].patches}) == 1
 
 
 @pytest.mark.parametrize(("members", "form"), [(7, "{:.3f}"), (8, "{:.2f}"), (15, "{:.2f}"), (16, None)])
 def test_a_large_matrix_has_shorter_numbers_and_then_none(tmp_path, members, form):
     summary = summarise([folders.made(tmp_path / "run", members=members)])
-    texts = charts.draw(summary)["correlation"].figure.axes[0].texts
-    values = summary.details.correlation[~np.eye(members, dtype=bool)]
+    texts = page_charts.draw(summary)["correlation"].figure.axes[0].texts
+    values = summary.details.quality.correlation[~np.eye(members, dtype=bool)]
     assert [text.get_text() for text in texts] == ([form.format(value) for value in values] if form else [])
 
 
@@ -100,11 +102,11 @@ def test_lines_lead_to_the_last_snapshot(summary, drawn, name):
 
 
 def test_labels_stay_apart_and_in_order():
-    places = charts._spread([5.0, 1.0, 1.1, 1.05], 0.5, 0.0, 9.0)
+    places = charts.separated([5.0, 1.0, 1.1, 1.05], 0.5, 0.0, 9.0)
     assert np.diff([places[1], places[3], places[2], places[0]]).min() >= 0.5 - 1e-12
-    assert charts._spread([1.0, 3.0], 0.5, 0.0, 9.0) == [1.0, 3.0]
-    assert charts._spread([1.0, 1.0, 1.0], 0.5, 1.0, 9.0) == [1.0, 1.5, 2.0]
-    assert charts._spread([9.0, 9.0, 9.0], 0.5, 1.0, 9.0) == [8.0, 8.5, 9.0]
+    assert charts.separated([1.0, 3.0], 0.5, 0.0, 9.0) == [1.0, 3.0]
+    assert charts.separated([1.0, 1.0, 1.0], 0.5, 1.0, 9.0) == [1.0, 1.5, 2.0]
+    assert charts.separated([9.0, 9.0, 9.0], 0.5, 1.0, 9.0) == [8.0, 8.5, 9.0]
 
 
 def test_reliability_has_both_predictors(summary, drawn):
@@ -150,5 +152,5 @@ def test_the_users_own_settings_change_nothing(summary, drawn):
     before = drawn["snapshots"].inline()
     assert drawn["snapshots"].inline() == before
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
-        assert charts.draw(summary)["snapshots"].inline() == before
+        assert page_charts.draw(summary)["snapshots"].inline() == before
         assert matplotlib.rcParams["font.size"] == 30

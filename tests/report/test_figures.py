@@ -1,4 +1,4 @@
-"""Figures 2 to 6 and the supplement's: what is drawn is what the ledger holds, and what is missing says so."""
+"""Figures 2 to 6 and the supplement: they show what the ledger holds, and panels without measurements say so."""
 
 import subprocess
 import sys
@@ -52,11 +52,10 @@ def test_everything_measured_leaves_no_frame_empty(name, everything):
 
 @pytest.mark.parametrize("name", PANELS)
 def test_each_cell_alone_can_be_drawn(name):
-    every = paper_figures.figure(name).panels.values()
-    for cell in {paper.find(cell) for cells in list(every)[-4:] for cell in cells[-3:]}:
-        network = cell.recipe.network if name == "S" else None
+    for cell in {cell for panel in paper_figures.figure(name).panels()[-4:] for cell in panel.cells[-3:]}:
+        network = cell.network if name == "S" else None
         drawn = words(figure(name, measurements.of_cells([cell]), network))
-        is_mere_line = name in ("3", "S") and cell.recipe.method == "single"
+        is_mere_line = name in ("3", "S") and cell.recipe.method.kind == "single"
         assert ("commit 3f2a91c, measured on NVIDIA H200" in drawn) is not is_mere_line
 
 
@@ -76,14 +75,14 @@ def test_bytes_do_not_depend_on_the_process_or_the_users_settings(tmp_path):
     assert made == svg(figure("3", {}))
 
 
-def test_figure_2_draws_both_losses_and_a_dashed_line_at_each_snapshot(everything):
+def test_figure_2_draws_both_losses_and_a_dotted_line_at_each_snapshot(everything):
     (axes,) = figure("2", everything).axes
     cyclic = everything["densenet100-cifar10-snapshot-0.1-seed0"]
-    x, y = lines(axes)["cyclic schedule"]
+    x, y = lines(axes)["cycles"]
     assert (tuple(x), tuple(y)) == (cyclic.losses.epoch, cyclic.losses.loss)
     assert tuple(lines(axes)["standard schedule"][1]) == everything["densenet100-cifar10-single-seed0"].losses.loss
-    dashed = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
-    assert dashed == [50, 100, 150, 200, 250, 300]
+    dotted = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2]
+    assert dotted == [50, 100, 150, 200, 250, 300]
 
 
 def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
@@ -99,7 +98,7 @@ def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
     ]
     assert axes.get_ylim()[0] < min(heights)
     legend = axes.get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == [f"single {np.mean(single):.2f}", "each seed"]
+    assert [text.get_text() for text in legend.get_texts()] == [f"single model {np.mean(single):.2f}", "each seed"]
     seeds = [line.get_ydata() for line in axes.lines if line.get_marker() == "_"]
     assert [tuple(errors) for errors in seeds] == [run.last_percent for run in runs]
     assert [text.get_text() for text in axes.texts] == [f"{height:.2f}" for height in heights]
@@ -123,7 +122,7 @@ def test_figure_4_draws_budgets_and_as_many_models(everything):
     full = [everything[f"densenet40-cifar10-snapshot-0.1-seed{seed}"].last_percent[-1] for seed in (0, 1)]
     assert y[-1] == pytest.approx(np.mean(full))
     assert list(lines(budget)["SingleCycle Ensemble, α₀ = 0.1"][0]) == [60, 120, 180, 240, 300]
-    x, y = lines(models)["m models, each trained in full"]
+    x, y = lines(models)["m fully trained models"]
     assert list(x) == [1, 2, 3, 4, 5, 6]
     assert list(y[1:]) == pytest.approx([24 - seeds / 2 + 1 / 16 for seeds in range(2, 7)])
     assert list(lines(models)["last m snapshots of one run, α₀ = 0.2"][0]) == [1, 2, 3, 4, 5, 6]
@@ -133,12 +132,12 @@ def test_figure_5_draws_both_statistics_of_every_earlier_snapshot(everything):
     axes = figure("5", everything).axes
     found = everything["densenet40-cifar10-snapshot-0.2-seed0"].between
     for panel, errors in ((axes[0], "interpolated_percent"), (axes[4], "estimated_percent")):
-        assert list(lines(panel)) == [f"snapshot {k}" for k in range(1, 6)]
-        for line in found.lines:
-            x, y = lines(panel)[f"snapshot {line.snapshot}"]
-            assert (tuple(x), tuple(y)) == (found.last_share, getattr(line, errors))
+        drawn = [(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in panel.lines]
+        assert drawn == [(found.last_share, getattr(line, errors)) for line in found.lines]
+        assert [text.get_text() for text in panel.texts][:5] == ["1", "2", "3", "4", "5"]
     assert axes[2].get_title(loc="left").startswith("CIFAR-10\nno cycles")
-    assert [text.get_text() for panel in axes[:5] for text in panel.texts] == [f"from {found.estimated_from}"]
+    assert [len(panel.texts) for panel in axes[:5]] == [5, 5, 5, 5, 6]
+    assert axes[4].texts[5].get_text() == f"from {found.estimated_from}"
 
 
 def test_figure_5_without_curves_is_not_measured_though_the_run_is():
@@ -150,9 +149,23 @@ def test_figure_5_without_curves_is_not_measured_though_the_run_is():
 def test_figure_6_writes_the_numbers_into_the_squares(everything):
     axes = figure("6", everything).axes
     matrix = np.array(everything["densenet100-cifar100-snapshot-0.2-seed0"].correlation)
-    assert np.array_equal(np.array(axes[0].images[0].get_array()), matrix)
-    assert [text.get_text() for text in axes[0].texts] == [f"{value:.2f}" for value in matrix.flat]
-    assert axes[0].images[0].get_clim() == axes[1].images[0].get_clim()
+    apart = ~np.eye(6, dtype=bool)
+    assert [text.get_text() for text in axes[0].texts] == [f"{value:.3f}" for value in matrix[apart]]
+
+
+def test_the_panels_of_figure_6_have_one_scale():
+    entries = measurements.of_cells(paper.find(f"densenet100-cifar100-{of}") for of in ("snapshot-0.2", "nocycle"))
+    name = "densenet100-cifar100-single-seed0"
+    low = tuple(tuple(0.6 + value / 10 for value in row) for row in entries[name].correlation)
+    entries[name] = replace(entries[name], correlation=low)
+    shades = [
+        (float(text.get_text()), patch.get_alpha())
+        for axes in figure("6", entries).axes
+        for text, patch in zip(axes.texts, axes.patches, strict=True)
+    ]
+    alphas = [alpha for _, alpha in sorted(shades)]
+    assert len({value for value, _ in shades}) > 5
+    assert alphas == pytest.approx(sorted(alphas), abs=1e-3)
 
 
 def test_the_supplement_draws_snapshots_alone_the_first_together_and_the_single_model(everything):
@@ -196,18 +209,17 @@ def test_only_panels_with_snapshots_are_drawn_when_asked_for_what_is_measured():
     assert len(figure("3", {}, measured_only=True).axes) == 4  # rather than none
 
 
-@pytest.mark.parametrize(("name", "panels"), [("5", 1), ("5", 2), ("5", 3), ("5", 4), ("S", 1), ("S", 2)])
-def test_the_legend_is_on_the_page_and_leaves_room_for_where_it_was_measured(name, panels):
-    cells = [paper.find(f"densenet40-{cell}") for cell in ("cifar10-snapshot-0.2", "cifar100-snapshot-0.2")]
-    cells += [paper.find(f"densenet40-{cell}-single") for cell in ("cifar10", "cifar100")]
-    some = cells[:panels] if name == "5" else cells[2 - panels :]
-    drawn = figure(name, measurements.of_cells(some), measured_only=True)
-    assert len(drawn.axes) == panels * (2 if name == "5" else 1)
-    (legend,), made = drawn.legends, drawn._supxlabel
-    assert len(legend.get_texts()) == (5 if name == "5" else 3)
-    below, around = legend.get_window_extent(), made.get_window_extent()
+@pytest.mark.parametrize("panels", [1, 2])
+def test_the_legend_is_inside_the_figure_and_does_not_cover_the_origin(panels):
+    datasets = ("cifar10", "cifar100")[2 - panels :]
+    cells = [paper.find(f"densenet40-{data}-{method}") for data in datasets for method in ("snapshot-0.2", "single")]
+    drawn = figure("S", measurements.of_cells(cells), measured_only=True)
+    assert len(drawn.axes) == panels
+    (legend,), origin = drawn.legends, drawn._supxlabel
+    assert len(legend.get_texts()) == 3
+    below, around = legend.get_window_extent(), origin.get_window_extent()
     assert drawn.bbox.x0 < below.x0 < below.x1 < drawn.bbox.x1
-    visible = around.y1 - around.height / len(made.get_text().split("\n"))  # empty lines follow it
+    visible = around.y1 - around.height / len(origin.get_text().split("\n"))  # empty lines follow it
     assert below.x0 > around.x1 or below.y1 < visible
     assert min(axes.get_window_extent().height for axes in drawn.axes) > 70 * drawn.dpi / 72
 
@@ -238,20 +250,20 @@ def test_names_are_written_as_they_are(everything):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: figure("7", {}), "figure must be a known one, got '7': there are 2, 3, 4, 5, 6, S"),
+        (lambda: figure("7", {}), "unknown figure '7': choose from 2, 3, 4, 5, 6, S"),
         (
             lambda: figure("3", {}, network="resnet50"),
-            "network must be one of which the paper has cells for figure 3, got",
+            "network must be one with cells of the paper for figure 3, got",
         ),
-        (lambda: figure("S", {}, network="resnet50"), "try one of resnet110, wrn32, densenet40, densenet100$"),
+        (lambda: figure("S", {}, network="resnet50"), "choose from resnet110, wrn32, densenet40, densenet100$"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(ask, message):
+def test_what_cannot_be_drawn_is_rejected(ask, message):
     with pytest.raises(ArgumentError, match=message):
         ask()
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it fails
-    with pytest.raises(SnapensError, match=r'matplotlib must be installed .*: pip install "snapens\[report\]"'):
+    with pytest.raises(SnapensError, match=r"matplotlib must be installed .*: pip install .*\[report\]"):
         figure("3", {})

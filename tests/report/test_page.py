@@ -1,12 +1,16 @@
 """The page as text: complete, safe, the same each time."""
 
+import base64
+import io
 import re
+import sys
 from html.parser import HTMLParser
 
 import folders
 import hostile
 import numpy as np
 import pytest
+import tiny
 
 from snapens.errors import MismatchError, SnapensError, StoreError
 from snapens.lab.records import gallery
@@ -44,16 +48,16 @@ def test_a_page_answers_first_and_shows_every_part(demo):
     text = re.sub(r"\s+", " ", " ".join(shape.text))
     errors = [f"{100 * run.outputs().member_errors[-1]:.2f} %" for run in demo]
     ensemble = f"{100 * demo[1].outputs().ensemble_errors[-1]:.2f} %"
-    first = text.index("The ensemble errs on")
+    first = text.index("The ensemble’s test error is")
     assert [text.index(number) > first for number in (*errors, ensemble)] == [True] * 3
-    headings = ["What to make of it", "Runs side by side", "Training, and what", "How many members", "How different"]
+    headings = ["Findings", "All runs", "Training and snapshots", "Number of members and early exit", "Diversity"]
     places = [text.index(heading) for heading in (*headings, "Calibration and classes", "Recipe")]
     assert places == sorted(places)
     assert sum(tag == "svg" for tag, _ in shape.elements) == 9
-    assert sum(tag == "img" for tag, _ in shape.elements) == 40
-    assert "From 30 training images that were held out" in text
+    assert sum(tag == "img" for tag, _ in shape.elements) == len(gallery.read(demo[1]).indices) > 12
+    assert "The findings are based on 30 held-out images" in text
     assert "held-out error, %" in text
-    assert "statistics estimated anew from nothing, at its ends too" in text
+    assert "re-estimated BatchNorm statistics. They are estimated from nothing, also at the ends." in text
 
 
 def test_a_standard_schedule_is_called_as_the_paper_calls_it(tmp_path):
@@ -62,7 +66,7 @@ def test_a_standard_schedule_is_called_as_the_paper_calls_it(tmp_path):
         assert set(re.findall("<small>.*the paper’s ([A-Za-z]+)", page.render([run]))) == words
 
 
-def test_a_page_is_about_the_first_snapshot_ensemble(tmp_path):
+def test_a_page_is_about_a_snapshot_ensemble_if_there_is_one(tmp_path):
     methods = ("single", "singlecycle", "snapshot")
     runs = [folders.made(tmp_path / method, method=method) for method in methods]
     for last in range(1, 4):
@@ -73,14 +77,14 @@ def test_a_page_needs_neither_curves_nor_a_gallery_nor_a_log_nor_a_second_member
     bare = folders.made(tmp_path / "bare", members=1)
     (bare.path / "log.jsonl").unlink()
     html = page.render([bare])
-    assert "There is one snapshot" in html
-    assert "The one snapshot errs on" in html
+    assert "There is only one snapshot" in html
+    assert "The test error of the only snapshot is" in html
     assert not any(words in html for words in ("The ensemble", "Ensemble of", "disagree most", 'id="sure"'))
     assert "unfinished, 1 of 1" in html
     shape = Shape(page.render([folders.made(tmp_path / "two", members=2)]))
     assert ("img", ["alt", "height", "src", "width"]) not in shape.elements
     assert any("--curves" in text for text in shape.text)
-    assert any("what is chosen by them has no test left" in text for text in shape.text)
+    assert any("no independent test images would remain" in text for text in shape.text)
 
 
 def test_the_same_folders_give_the_same_bytes(demo, tmp_path):
@@ -120,8 +124,10 @@ def test_hostile_names_stay_text(tmp_path):
             run = folders.made(
                 tmp_path / word / name, classes=names, members=2, examples=60, method=method, device=word
             )
-            text = (run.path / "recipe.json").read_text()
-            (run.path / "recipe.json").write_text(text.replace('"glyphs"', f'"{word}"').replace('"small"', f'"{word}"'))
+            tiny.altered(
+                run.path / "recipe.json",
+                lambda text: text.replace('"glyphs"', f'"{word}"').replace('"small"', f'"{word}"'),
+            )
             runs.append(Run(run.path))
         return page.render(runs)
 
@@ -134,7 +140,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert all(name.encode("utf-8", "replace").decode() in text for name in hostile.FOLDERS)
 
 
-def test_runs_that_were_tested_on_other_images_are_refused(tmp_path):
+def test_runs_that_were_tested_on_other_images_are_rejected(tmp_path):
     runs = [folders.made(tmp_path / "a"), folders.made(tmp_path / "b", labels_seed=9)]
     with pytest.raises(
         MismatchError, match=r"tested on the same images in the same order, but those of .*a and .*b differ"
@@ -148,8 +154,33 @@ def test_a_place_that_cannot_be_written_is_named(demo, tmp_path):
         page.write(demo[:1], tmp_path / "file" / "page.html")
 
 
-@pytest.mark.parametrize("name", ["jinja2", "matplotlib"])
+@pytest.mark.parametrize("name", ["jinja2", "matplotlib", "PIL"])
 def test_a_package_that_is_missing_is_named_with_its_extra(name, demo, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(SnapensError, match=rf'{name} must be installed for this: pip install "snapens\[report\]"'):
-        page.render(demo[:1])
+    for module in (name, f"{name}.Image"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SnapensError, match=rf"{name} must be installed for this: pip install .*\[report\]"):
+        page.render(demo)
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB"), (4, "RGB")])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 7), (96, 96)])
+def test_a_thumbnail_has_the_pixels_of_its_image(channels, mode, height, width):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, channels), np.uint8)
+    content = base64.b64decode(page._thumbnail(pixels).removeprefix("data:image/png;base64,"))
+    with image.open(io.BytesIO(content)) as opened:
+        assert (opened.format, opened.mode, opened.size) == ("PNG", mode, (width, height))
+        assert np.array_equal(np.asarray(opened).reshape(height, width, -1), pixels[:, :, : 3 if mode == "RGB" else 1])
+
+
+def test_a_card_shows_the_name_of_the_images_file(tmp_path):
+    run = folders.made(tmp_path / "run", examples=50)
+    gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8).__getitem__, lambda index: f"ant/{index}.png")
+    first, *_ = gallery.read(run).indices
+    html = page.render([run])
+    assert f'alt="ant/{first}.png"' in html
+    assert "test image " not in html
+
+
+def test_a_page_says_where_all_members_agree(tmp_path):
+    assert "All snapshots predict the same class" in page.render([folders.made(tmp_path / "run", apart=0.0)])

@@ -1,4 +1,4 @@
-"""The page in a real browser: what its sliders show is what Python computed, and it keeps to itself."""
+"""The page in a real browser: its sliders show what Python computed, and it loads nothing."""
 
 import folders
 import hostile
@@ -7,8 +7,8 @@ import pytest
 from browser import CHROMIUM, Browser
 
 from snapens.lab.records import gallery
+from snapens.lab.records.scores import THRESHOLDS
 from snapens.report import page
-from snapens.report.exits import THRESHOLDS
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
@@ -21,11 +21,11 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Of 100 classes with hostile names, under a hostile name."""
+    """Of 100 classes with hostile names, under a hostile name, with images in files with hostile names."""
     path = tmp_path_factory.mktemp("runs") / hostile.FOLDERS[0]
     found = folders.made(path, members=4, examples=300, classes=hostile.NAMES, skill=4.0)
     pixels = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 3), np.uint8)
-    gallery.keep(folders.with_curves(found), pixels.__getitem__)
+    gallery.keep(folders.with_curves(found), pixels.__getitem__, lambda index: hostile.FOLDERS[index % 100])
     return found
 
 
@@ -38,23 +38,24 @@ def opened(browser, run, tmp_path_factory):
 
 
 def exits(outputs, m, threshold):
-    """Error, NLL and members asked, example by example; and the answers."""
-    wrong, nll, asked, answers = 0, 0.0, 0, []
+    """Error, NLL and mean number of members evaluated, example by example; and the answers."""
+    wrong, nll, evaluated, answers = 0, 0.0, 0, []
+    p = folders.softmax(outputs)
     for example, label in enumerate(outputs.labels):
-        total = np.zeros(outputs.probabilities.shape[-1])
-        for used, member in enumerate(outputs.probabilities[::-1][:m], 1):
+        total = np.zeros(p.shape[-1])
+        for used, member in enumerate(p[::-1][:m], 1):
             total += member[example]
             if threshold < 1 and (total / used).max() >= threshold:
                 break
         wrong += total.argmax() != label
         nll -= np.log(total[label] / used)
-        asked += used
+        evaluated += used
         answers.append((used, int(total.argmax()), (total / used).max()))
     count = len(outputs.labels)
-    return wrong / count, nll / count, asked / count, answers
+    return wrong / count, nll / count, evaluated / count, answers
 
 
-@pytest.mark.parametrize(("m", "column"), [(4, 25), (1, 0), (4, 0), (3, 12), (2, 24), (4, 20)])
+@pytest.mark.parametrize(("m", "column"), [(4, 9), (1, 0), (4, 0), (3, 4), (2, 8), (4, 6)])
 def test_sliders_show_what_a_plain_loop_finds(m, column, opened, run):
     error, nll, used, answers = exits(run.outputs(), m, THRESHOLDS[column])
     opened.slide("m", m)
@@ -62,16 +63,16 @@ def test_sliders_show_what_a_plain_loop_finds(m, column, opened, run):
     assert (opened.text("error"), opened.text("nll")) == (f"{100 * error:.2f}", f"{nll:.4f}")
     assert opened.text("used") == f"{used:.2f}"
     assert opened.text("m-shown") == str(m)
-    assert opened.text("sure-shown") == ("never, ask all" if column == 25 else f"{THRESHOLDS[column]:.2f}")
+    assert opened.text("sure-shown") == ("never" if column == 9 else f"{THRESHOLDS[column]:g}")
     cards = opened.evaluate(
         "[...document.querySelectorAll('[data-example]')].map((card) => ["
-        "card.querySelector('[data-used]').textContent, card.querySelector('[data-says]').textContent, "
-        "card.querySelector('[data-sure]').textContent, card.querySelectorAll('.unasked').length])"
+        "card.querySelector('[data-used]').textContent, card.querySelector('[data-mean]').textContent, "
+        "card.querySelector('[data-sure]').textContent, card.querySelectorAll('.skipped').length])"
     )
     wanted = [answers[index] for index in gallery.read(run).indices]
     assert len(cards) == len(wanted) == 60
-    for (shown, name, probability, unasked), (asked, choice, confidence) in zip(cards, wanted, strict=True):
-        assert (int(shown), 4 - unasked, probability) == (asked, asked, f"{confidence:.2f}")
+    for (shown, name, probability, skipped), (evaluated, choice, confidence) in zip(cards, wanted, strict=True):
+        assert (int(shown), 4 - skipped, probability) == (evaluated, evaluated, f"{confidence:.2f}")
         assert name.encode("utf-8", "replace") == hostile.NAMES[choice].encode("utf-8", "replace")
     assert opened.evaluate("document.querySelectorAll('[data-m].chosen').length") == 1
     assert opened.evaluate("document.querySelector('[data-m].chosen').dataset.m") == str(m)
@@ -118,7 +119,7 @@ def test_text_can_be_read_and_nothing_is_wider_than_the_screen(opened, scheme, w
     )
     found = opened.evaluate(
         "[...document.querySelectorAll('h1, h1 span, h2, p, td, th, li span, figcaption, dt, dd, summary, svg text')]"
-        ".filter((element) => !element.closest('.unasked')).map((element) => {"
+        ".filter((element) => !element.closest('.skipped')).map((element) => {"
         "const style = getComputedStyle(element); return element.matches('text') ? style.fill : style.color })"
     )
     paper = opened.evaluate("getComputedStyle(document.body).backgroundColor")

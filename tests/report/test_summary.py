@@ -6,13 +6,15 @@ from collections import Counter
 import folders
 import numpy as np
 import pytest
+import safetensors.torch
+import tiny
+import torch
 from scipy.stats import binomtest
 
 from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
 from snapens.report.evidence import Difference
-from snapens.report.exits import THRESHOLDS, Exits, Running
 from snapens.report.summary import summarise
 
 
@@ -40,7 +42,7 @@ def score(means, labels):
 
 def test_members_and_ensembles_are_worth_what_a_loop_finds(run, summary):
     outputs = run.outputs()
-    p, labels, focus = outputs.probabilities, outputs.labels, summary.focus
+    p, labels, focus = folders.softmax(outputs), outputs.labels, summary.focus
     for k in range(4):
         for found, chosen in ((focus.members, p[k : k + 1]), (focus.first, p[: k + 1]), (focus.last, p[3 - k :])):
             wanted = score(sum(chosen) / len(chosen), labels)
@@ -65,29 +67,9 @@ def test_the_log_gives_minima_losses_and_cost(run, summary):
     assert 31 / 8 in epochs  # and the one before a jump
 
 
-def test_early_exit_asks_members_from_the_last_until_they_are_sure():
-    # two examples, two classes; oldest member first
-    p = np.array([[[0.0, 1.0], [0.5, 0.5]], [[0.9, 0.1], [0.6, 0.4]]])
-    labels = np.array([1, 0])
-    running = Running.of(p, labels)
-    assert running.confidence.round(12).tolist() == [[0.9, 0.6], [0.55, 0.55]]
-    assert running.asked(0.9).tolist() == [1, 2]
-    assert running.asked(0.5).tolist() == [1, 1]
-    assert running.asked(1.0).tolist() == [2, 2]
-    exits = Exits.of(running, labels)
-    assert THRESHOLDS[0] == 0.5
-    assert THRESHOLDS[20] == 0.9
-    assert THRESHOLDS[-1] == 1.0
-    assert len(THRESHOLDS) == 26
-    assert exits.used[:, 20].tolist() == [1, 1.5]
-    assert exits.error[:, 20].tolist() == [0.5, 0.5]
-    assert exits.error[:, -1].tolist() == [0.5, 0]
-    assert exits.nll[1, 20] == pytest.approx(-(np.log(0.1) + np.log(0.55)) / 2)
-
-
 def test_without_early_exit_the_table_is_the_ensembles_on_the_images_that_were_held_out(run, summary):
     exits, held_out = summary.details.exits, run.outputs("held_out")
-    wanted = [score(held_out.probabilities[-m:].mean(0), held_out.labels) for m in (1, 2, 3, 4)]
+    wanted = [score(folders.softmax(held_out)[-m:].mean(0), held_out.labels) for m in (1, 2, 3, 4)]
     assert exits.error[:, -1] == pytest.approx([error for error, _, _ in wanted])
     assert exits.nll[:, -1] == pytest.approx([nll for _, nll, _ in wanted])
     assert exits.used[:, -1].tolist() == [1, 2, 3, 4]
@@ -97,11 +79,6 @@ def test_without_early_exit_the_table_is_the_ensembles_on_the_images_that_were_h
 def test_where_nothing_was_held_out_the_table_is_of_the_test_images(tmp_path):
     summary = summarise([folders.made(tmp_path / "run", members=4)])
     assert summary.details.exits.error[:, -1] == pytest.approx([found.error for found in summary.focus.last])
-
-
-def test_a_certain_member_does_not_end_a_search_without_a_threshold():
-    p = np.array([[[0.0, 1.0]], [[1.0, 0.0]]])
-    assert Running.of(p, np.array([0])).asked(1.0).tolist() == [2]
 
 
 def test_a_difference_is_paired():
@@ -124,7 +101,7 @@ def test_the_chance_of_a_difference_is_that_of_scipys_binomial_test(more, fewer)
 def test_reliability_counts_every_example_once(run, summary):
     outputs = run.outputs()
     bins: dict[int, list[tuple[float, bool]]] = {}
-    for p, label in zip(outputs.probabilities.mean(0), outputs.labels, strict=True):
+    for p, label in zip(folders.softmax(outputs).mean(0), outputs.labels, strict=True):
         bins.setdefault(int(np.ceil(p.max() * 15)) - 1, []).append((p.max(), p.argmax() == label))
     found = summary.details.reliability_ensemble
     assert len(found) == len(bins)
@@ -137,7 +114,7 @@ def test_reliability_counts_every_example_once(run, summary):
 def test_classes_that_gain_come_first_and_those_that_lose_are_counted(run, summary):
     outputs = run.outputs()
     wanted = {}
-    for p, label in zip(outputs.probabilities.swapaxes(0, 1), outputs.labels, strict=True):
+    for p, label in zip(folders.softmax(outputs).swapaxes(0, 1), outputs.labels, strict=True):
         row = wanted.setdefault(folders.CLASSES[label], [0, 0, 0])
         row[0] += 1
         row[1] += int(p[-1].argmax() != label)
@@ -156,7 +133,7 @@ def test_of_many_classes_the_five_that_gain_and_the_five_that_lose_most_are_show
     run = folders.made(tmp_path / "run", examples=900, classes=[f"class {k}" for k in range(60)], apart=2.0)
     outputs = run.outputs()
     changes = np.zeros(60, int)
-    for p, label in zip(outputs.probabilities.swapaxes(0, 1), outputs.labels, strict=True):
+    for p, label in zip(folders.softmax(outputs).swapaxes(0, 1), outputs.labels, strict=True):
         changes[label] += int(p.mean(0).argmax() != label) - int(p[-1].argmax() != label)
     details = summarise([run]).details
     assert [change.change for change in details.gaining] == sorted(c for c in changes if c < 0)[:5]
@@ -166,15 +143,15 @@ def test_of_many_classes_the_five_that_gain_and_the_five_that_lose_most_are_show
 
 def test_examples_are_the_most_disputed_with_every_members_vote(run, summary):
     outputs = run.outputs()
-    p = outputs.probabilities
+    p = folders.softmax(outputs)
     assert [example.index for example in summary.details.examples] == gallery.disputed(outputs).tolist()
     example = summary.details.examples[0]
-    assert [vote.probability for vote in example.votes] == p[::-1, example.index].max(-1).tolist()
-    assert [vote.name for vote in example.votes] == [folders.CLASSES[k] for k in p[::-1, example.index].argmax(-1)]
+    assert [found.probability for found in example.members] == p[::-1, example.index].max(-1).tolist()
+    assert [found.name for found in example.members] == [folders.CLASSES[k] for k in p[::-1, example.index].argmax(-1)]
     for m in range(1, 5):
         mean = p[-m:, example.index].mean(0)
-        assert example.says[m - 1].probability == pytest.approx(mean.max())
-        assert example.says[m - 1].right == (mean.argmax() == outputs.labels[example.index])
+        assert example.means[m - 1].probability == pytest.approx(mean.max())
+        assert example.means[m - 1].right == (mean.argmax() == outputs.labels[example.index])
 
 
 def test_evidence_is_that_of_the_held_out_images(run, summary):
@@ -193,7 +170,7 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
     (_, most), *_ = Counter(held_out.labels.tolist()).most_common()
     assert evidence.learned.value == pytest.approx(1 - most / 50 - held_out.ensemble_errors[-1])
     wrong, together = (
-        p.argmax(-1) != held_out.labels for p in (held_out.probabilities[-1], held_out.probabilities.mean(0))
+        p.argmax(-1) != held_out.labels for p in (folders.softmax(held_out)[-1], folders.softmax(held_out).mean(0))
     )
     assert (evidence.gain.more, evidence.gain.fewer) == (sum(wrong & ~together), sum(together & ~wrong))
     alone = run.outputs().member_errors[-1]
@@ -201,14 +178,14 @@ def test_evidence_is_that_of_the_held_out_images(run, summary):
     best = min(held_out.ensemble_errors)
     wanted = [error - best for error in held_out.ensemble_errors]
     assert [difference.value for difference in evidence.over_best] == pytest.approx(wanted)
-    votes = held_out.probabilities.argmax(-1)
+    votes = folders.softmax(held_out).argmax(-1)
     assert evidence.disagreements == pytest.approx([np.mean(votes[k] != votes[3]) for k in range(3)])
     assert evidence.losses == pytest.approx((1, 1 / 2, 1 / 3, 1 / 4))
     ends = run.outputs().member_errors
     assert [evidence.lines[k + 1].estimated_percent[0] for k in range(3)] == [100 * end for end in ends[:3]]
     assert evidence.missing == 0
-    together = held_out.probabilities.mean(0)
-    of_label = [p[np.arange(50), held_out.labels] for p in (held_out.probabilities[-1], together)]
+    together = folders.softmax(held_out).mean(0)
+    of_label = [p[np.arange(50), held_out.labels] for p in (folders.softmax(held_out)[-1], together)]
     assert evidence.nll == pytest.approx([-np.log(p).mean() for p in of_label])
     assert evidence.nll_noise == pytest.approx(np.log(of_label[1] / of_label[0]).std() / 50**0.5)
 
@@ -227,7 +204,7 @@ def test_what_lies_between_a_member_and_the_last_is_fresh_where_a_cycle_began_so
     assert summarise([run]).details.evidence.restarts == restarts
 
 
-def test_the_focus_is_the_first_ensemble_and_the_baseline_the_run_most_like_it(tmp_path):
+def test_the_focus_is_a_snapshot_ensemble_and_the_baseline_the_run_most_like_it(tmp_path):
     runs = [
         folders.made(tmp_path / "a", method="single", seed=1),
         folders.made(tmp_path / "b", method="single", seed=2, dropout=0.2),
@@ -237,12 +214,12 @@ def test_the_focus_is_the_first_ensemble_and_the_baseline_the_run_most_like_it(t
     summary = summarise(runs)
     assert (summary.focus.name, summary.baseline.name) == ("d", "c")
     assert [account.name for account in summary.accounts] == ["a", "b", "c", "d"]
-    wrong = [run.outputs().probabilities for run in runs[2:]]
+    wrong = [folders.softmax(run.outputs()) for run in runs[2:]]
     labels = runs[0].outputs().labels
     wanted = np.mean((wrong[1].mean(0).argmax(-1) != labels) * 1.0 - (wrong[0][-1].argmax(-1) != labels))
     assert summary.over_baseline.value == pytest.approx(wanted)
-    where = "below" if wanted <= 0 else "above"
-    assert f"{100 * abs(wanted):.2f} points {where} that model's" in summary.findings[1].because
+    where = "lower" if wanted <= 0 else "higher"
+    assert f"{100 * abs(wanted):.2f} points {where} than that of the single" in summary.findings[1].reason
     cyclic = folders.made(tmp_path / "e", method="singlecycle", seed=2)
     assert summarise([runs[2], cyclic]).focus.name == "e"
     assert summarise([cyclic, runs[3]]).focus.name == "d"
@@ -262,7 +239,7 @@ def test_methods_are_runs_that_differ_in_their_seed_alone(tmp_path):
     assert (first.seconds.mean, first.seconds.deviation, second.seconds.deviation) == (12.5, 0, None)
     log = runs[0].path / "log.jsonl"  # killed between its last snapshot and its last words
     log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "finished" not in line))
-    assert summarise([Run(run.path) for run in runs]).methods[0].seconds is None
+    assert summarise([Run(run.path) for run in runs]).methods[0].seconds.mean is None
 
 
 def test_methods_are_named_by_what_differs(tmp_path):
@@ -271,8 +248,8 @@ def test_methods_are_named_by_what_differs(tmp_path):
         folders.made(tmp_path / "b", method="snapshot", dropout=0.2, lr=1.0),
     ]
     assert [method.name for method in summarise(runs).methods] == [
-        "grow, lr 0.1, dropout 0.0, pattern warm fresh",
-        "snapshot, lr 1, dropout 0.2, pattern none",
+        "grow, dropout 0, pattern warm fresh, lr 0.1",
+        "snapshot, dropout 0.2, pattern none, lr 1",
     ]
     two = summarise([runs[0], folders.made(tmp_path / "c", method="grow", pattern=("warm", "fresh"), seed=1)]).methods[
         0
@@ -281,7 +258,7 @@ def test_methods_are_named_by_what_differs(tmp_path):
     assert two.ensemble.deviation is not None
 
 
-def test_no_run_and_the_same_run_twice_are_refused(run):
+def test_no_run_and_the_same_run_twice_are_rejected(run):
     with pytest.raises(ArgumentError, match="runs must name at least one run folder, got none"):
         summarise([])
     with pytest.raises(ArgumentError, match="runs must be different folders, got"):
@@ -298,13 +275,14 @@ def test_no_run_and_the_same_run_twice_are_refused(run):
         ("recipe.json", lambda text: text.replace('"ant",', "")),
         ("recipe.json", lambda text: text.replace('"count": 64', '"count": "many"')),
         ("recipe.json", lambda text: text.replace('"count": 64', '"count": 0')),
-        ("curves.json", lambda text: text.replace('"last_share"', '"share"')),
+        ("curves.json", lambda text: json.dumps({**json.loads(text), "last_share": 3})),
         ("curves.json", lambda text: text.replace('"snapshot": 2', '"snapshot": 3')),
         ("curves.json", lambda text: json.dumps({**json.loads(text), "last_share": [0, 1]})),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, file, change):
     run = folders.with_curves(folders.made(tmp_path / "run"))
+    folders.as_format_1(run.path / file)  # in format 2 a checksum tells
     text = (run.path / file).read_text()
     assert change(text) != text
     (run.path / file).write_text(change(text))
@@ -312,21 +290,25 @@ def test_a_damaged_file_is_named(tmp_path, file, change):
         summarise([Run(run.path)])
 
 
-def test_a_gallery_of_other_images_is_refused(tmp_path):
+def test_a_gallery_of_other_images_is_rejected(tmp_path):
     run = folders.made(tmp_path / "run", examples=50)
     gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8).__getitem__)
     other = folders.made(tmp_path / "other", examples=20)
-    (run.path / "gallery.safetensors").rename(other.path / "gallery.safetensors")
-    with pytest.raises(DamagedError, match=r"gallery.safetensors must show some of the 20 test images, got number"):
+    kept = gallery.read(run)
+    tensors = {"indices": torch.from_numpy(kept.indices), "pixels": torch.from_numpy(kept.pixels)}
+    safetensors.torch.save_file(tensors, other.path / "gallery.safetensors")  # as format 1 had it
+    with pytest.raises(DamagedError, match=r"gallery.safetensors must show some of the 20 test images, got image"):
         summarise([other])
 
 
 def unfinished(run):
     """The same folder, of a recipe that has more snapshots to come."""
-    path = run.path / "recipe.json"
-    content = json.loads(path.read_text())
-    content["recipe"]["cycles"] += 1
-    path.write_text(json.dumps(content))
+
+    def grown(text):
+        cycles = run.recipe.method.cycles
+        return text.replace(f'"cycles": {cycles}', f'"cycles": {cycles + 1}')
+
+    tiny.altered(run.path / "recipe.json", grown)
     return Run(run.path)
 
 
@@ -339,17 +321,78 @@ def test_an_unfinished_run_is_shown_but_stands_for_no_method_and_no_baseline(tmp
     assert summary.baseline is None
     assert [summarise([run]).details.evidence.missing for run in (runs[0], Run(runs[1].path))] == [0, 1]
     log = runs[0].path / "log.jsonl"
-    _, *rest = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(rest))
+    head, _, *rest = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([head, *rest]))
     assert summarise([runs[0]]).details.evidence.losses == ()  # all of them or none
 
 
-def test_a_baseline_has_the_same_task_and_budget(tmp_path):
+@pytest.mark.parametrize(
+    "change", [{"weight_decay": 0.5}, {"stem_stride": 2}, {"warmup_epochs": 1}, {"dropout": 0.2}, {"momentum": 0.5}]
+)
+def test_a_baseline_has_the_same_task_and_budget(tmp_path, change):
     focus = folders.made(tmp_path / "cyclic")
-    longer = folders.made(tmp_path / "longer", method="single", weight_decay=0.5)
-    assert summarise([focus, longer]).baseline is None
+    other = folders.made(tmp_path / "other", method="single", **change)
+    assert summarise([focus, other]).baseline is None
     same = folders.made(tmp_path / "same", method="single", lr=0.2)
-    assert summarise([focus, longer, same]).baseline.name == "same"
+    assert summarise([focus, other, same]).baseline.name == "same"
+
+
+def test_of_several_ensembles_the_one_with_the_most_baselines_is_the_focus(tmp_path):
+    runs = [
+        folders.made(tmp_path / "a wide", dropout=0.2),
+        folders.made(tmp_path / "b narrow"),
+        folders.made(tmp_path / "c narrow", seed=1),
+        folders.made(tmp_path / "d wide", method="single", dropout=0.2),
+        *(folders.made(tmp_path / f"e narrow {seed}", method="single", seed=seed) for seed in (0, 1)),
+    ]
+    summary = summarise(runs[::-1])
+    assert (summary.focus.name, summary.baseline.name) == ("b narrow", "e narrow 0")
+    chosen = summarise(runs, focus="a wide")
+    assert (chosen.focus.name, chosen.baseline.name) == ("a wide", "d wide")
+    assert summarise(runs, focus="d wide").baseline is None
+    with pytest.raises(ArgumentError, match="unknown focus 'a wild': did you mean a wide"):
+        summarise(runs, focus="a wild")
+    assert summarise([unfinished(runs[1]), runs[2]]).focus.name == "c narrow"
+
+
+def test_images_that_the_data_set_itself_holds_out_are_used(tmp_path):
+    run = folders.made(tmp_path / "run", members=4, val=50)
+    assert run.recipe.dataset.held_out == 0
+    summary = summarise([run])
+    assert (summary.details.evidence.part, summary.details.evidence.examples) == ("held_out", 50)
+    assert "based on 50 held-out images" in summary.basis
+
+
+def test_damaged_held_out_outputs_are_not_taken_for_missing_ones(tmp_path, monkeypatch):
+    run = folders.made(tmp_path / "run", held_out=30)
+    outputs = Run.outputs
+
+    def damaged(run, part="test"):
+        if part == "held_out":
+            raise DamagedError("damaged")
+        return outputs(run, part)
+
+    monkeypatch.setattr(Run, "outputs", damaged)
+    with pytest.raises(DamagedError):
+        summarise([run])
+
+
+def test_images_on_which_all_members_agree_are_not_shown_even_if_an_older_gallery_has_them(tmp_path, monkeypatch):
+    run = folders.made(tmp_path / "run", examples=50, skill=3.0)
+    choices = folders.softmax(run.outputs()).argmax(-1)
+    agreed = (choices == choices[0]).all(0)
+    assert 0 < agreed.sum() < 50
+    monkeypatch.setattr(gallery, "disputed", lambda outputs: np.arange(50))
+    gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8).__getitem__)
+    assert [example.index for example in summarise([run]).details.examples] == np.flatnonzero(~agreed).tolist()
+
+
+def test_examples_have_the_names_of_their_files(tmp_path):
+    run = folders.made(tmp_path / "run", examples=50)
+    gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8).__getitem__, lambda index: f"test/ant/{index}.png")
+    assert all(example.file == f"test/ant/{example.index}.png" for example in summarise([run]).details.examples)
+    without = folders.made(tmp_path / "without", examples=50)
+    assert {example.file for example in summarise([without]).details.examples} == {None}
 
 
 def images(sha256):

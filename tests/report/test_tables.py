@@ -27,7 +27,7 @@ def ledger(**percent_by_cell):
     for cell in paper.cells():
         for seed, percent in enumerate(percent_by_cell.get(re.sub(r"[-.]", "_", cell.name), ())):
             one = measurements.entry(replace(cell.recipe, seed=seed))
-            entries[one.name] = replace(one, **dict.fromkeys(ALL_ERRORS, (percent,) * cell.recipe.cycles))
+            entries[one.name] = replace(one, **dict.fromkeys(ALL_ERRORS, (percent,) * cell.recipe.method.cycles))
     return entries
 
 
@@ -66,7 +66,7 @@ def test_tables_2_and_3_have_the_papers_rows():
     (cycles,) = table(3, {}).groups
     published = [row.values[0].published for row in cycles.rows]
     assert published == ["22.92", "22.07", "21.93", "21.89", "22.16"]
-    with pytest.raises(ArgumentError, match="number must be that of a table of the paper, 1, 2 or 3, got 4"):
+    with pytest.raises(ArgumentError, match="number must be 1, 2 or 3, the tables of the paper, got 4"):
         table(4, {})
 
 
@@ -101,20 +101,20 @@ def test_blue_rows_are_the_papers_method():
 def test_ours_has_a_mean_n_spread_and_difference():
     seeds = (21.5, 22.25, 21.0)
     value = value_of(PAPER, ledger(densenet40_cifar100_snapshot_0_2=seeds))
-    assert value.ours == seeds
-    assert (value.n, value.mean, value.spread) == (3, fmean(seeds), stdev(seeds))
+    assert value.ours.values == seeds
+    assert (value.ours.n, value.ours.mean, value.ours.deviation) == (3, fmean(seeds), stdev(seeds))
     assert value.difference == pytest.approx(fmean(seeds) - 21.93)
     one = value_of(PAPER, ledger(densenet40_cifar100_snapshot_0_2=(21.5,)))
-    assert (one.n, one.mean, one.spread) == (1, 21.5, None)
+    assert (one.ours.n, one.ours.mean, one.ours.deviation) == (1, 21.5, None)
     none = value_of(PAPER, {})
-    assert (none.n, none.mean, none.spread, none.difference) == (0, None, None, None)
+    assert (none.ours.n, none.ours.mean, none.ours.deviation, none.difference) == (0, None, None, None)
 
 
 def test_a_run_fills_every_cell_that_reads_it():
     entries = ledger(densenet40_cifar100_snapshot_0_2=(21.5,))
-    assert value_of("densenet40-cifar100-m6", entries, number=3).mean == 21.5
+    assert value_of("densenet40-cifar100-m6", entries, number=3).ours.mean == 21.5
     entries = measurements.of_cells([paper.find("wrn32-cifar10-single")])
-    assert value_of("wrn32-cifar10-nocycle", entries).mean < value_of("wrn32-cifar10-single", entries).mean
+    assert value_of("wrn32-cifar10-nocycle", entries).ours.mean < value_of("wrn32-cifar10-single", entries).ours.mean
 
 
 def test_the_best_of_ours_needs_another_to_be_better_than():
@@ -264,8 +264,10 @@ def test_a_readme_is_updated_between_its_markers_and_a_stale_one_is_seen():
         f"{readme.BEGIN}\n{readme.END}\n{readme.END}",
     ],
 )
-def test_a_readme_without_its_two_markers_is_refused(text):
-    with pytest.raises(ArgumentError, match=r"text must hold the lines <!-- results: begin .* once each: add them"):
+def test_a_readme_without_its_two_markers_is_rejected(text):
+    with pytest.raises(
+        ArgumentError, match=r"text must have the lines <!-- results: begin .* once each and in this order: add them"
+    ):
         readme.update(text, "new")
 
 

@@ -1,1 +1,1 @@
-"""What runs are worth, for people: one self-contained page, the paper's tables and figures, from run folders alone."""
+"""Reports: one self-contained page about some runs, and the paper's tables and figures from the ledger."""

@@ -1,45 +1,32 @@
-"""Several runs side by side: one row a method, with mean and spread over seeds."""
+"""Several runs side by side: one row per method, with mean and standard deviation over seeds."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..lab.recipe.recipe import Recipe
 from .account import Account
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The mean over runs, and their standard deviation (of a sample; None for one run)."""
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Of one value a run."""
-        return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+from .spread import Spread
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     name: str
     runs: int
     last: Spread
-    """Errors of the last snapshots, fractions."""
+    """The errors of the last snapshots, as fractions."""
     ensemble: Spread
-    """Errors of all snapshots together."""
+    """The errors of all snapshots together."""
     nll: Spread
     ece: Spread
-    seconds: Spread | None
-    """None where a run has not finished."""
+    seconds: Spread
+    """Empty where a run has not finished."""
 
 
 def compare(accounts: Sequence[Account]) -> list[Method]:
-    """Group finished runs by all of their recipe but the seed, in the order in which they come."""
+    """Group finished runs that differ only in their seed, in the order in which they are given."""
     groups: dict[Recipe, list[Account]] = {}
     for account in accounts:
         if account.complete:
@@ -49,32 +36,42 @@ def compare(accounts: Sequence[Account]) -> list[Method]:
 
 
 def _method(name: str, group: list[Account]) -> Method:
-    def spread(value: Callable[[Account], float]) -> Spread:
-        return Spread.of([value(account) for account in group])
-
     seconds = [account.trace.seconds for account in group if account.trace.seconds is not None]
     return Method(
         name,
         len(group),
-        spread(lambda account: account.single.error),
-        spread(lambda account: account.ensemble.error),
-        spread(lambda account: account.ensemble.nll),
-        spread(lambda account: account.ensemble.ece),
-        Spread.of(seconds) if len(seconds) == len(group) else None,
+        Spread(tuple(account.single.error for account in group)),
+        Spread(tuple(account.ensemble.error for account in group)),
+        Spread(tuple(account.ensemble.nll for account in group)),
+        Spread(tuple(account.ensemble.ece for account in group)),
+        Spread(tuple(seconds) if len(seconds) == len(group) else ()),
     )
 
 
 def _names(recipes: list[Recipe]) -> list[str]:
-    """The method of each, and the fields in which the recipes differ."""
-    differing = [
-        field.name
-        for field in fields(Recipe)
-        if field.name not in ("method", "seed") and len({getattr(recipe, field.name) for recipe in recipes}) > 1
+    """The method of each recipe, and the settings in which the recipes differ."""
+    flat = [recipe.flat() for recipe in recipes]
+    every = dict.fromkeys(name for one in flat for name in one if name not in ("method.kind", "seed"))
+    differing = [name for name in every if any(one.get(name) != flat[0].get(name) for one in flat)]
+    return [
+        ", ".join([one["method.kind"], *(f"{label(name)} {shown(one.get(name))}" for name in differing)])
+        for one in flat
     ]
-    return [", ".join([recipe.method, *(_said(recipe, name) for name in differing)]) for recipe in recipes]
 
 
-def _said(recipe: Recipe, name: str) -> str:
-    value = getattr(recipe, name)
-    shown = " ".join(value) or "none" if isinstance(value, tuple) else f"{value:g}" if name == "lr" else str(value)
-    return f"{name.replace('_', ' ')} {shown}"
+def label(setting: str) -> str:
+    """The name of a setting in print, without the part of the recipe that it belongs to.
+
+    Examples:
+        >>> label("budget.warmup_epochs"), label("network.name"), label("seed")
+        ('warmup epochs', 'network', 'seed')
+    """
+    part, _, name = setting.rpartition(".")
+    return (part if name in ("name", "kind") else name).replace("_", " ")
+
+
+def shown(value: Any) -> str:
+    """The value of a setting as text; an item of several kinds by its kind."""
+    if isinstance(value, tuple):
+        return " ".join(getattr(item, "kind", None) or str(item) for item in value) or "none"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

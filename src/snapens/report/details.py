@@ -1,4 +1,4 @@
-"""Details: all that the page shows of the one run it is about."""
+"""Details: all that a page shows of the run that it is about."""
 
 from dataclasses import dataclass
 
@@ -6,23 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import metrics
-from ..errors import DamagedError
+from ..errors import DamagedError, StoreError
 from ..lab.records import gallery
 from ..lab.records.curves import Between
 from ..lab.records.run import Run
-from ..lab.records.scores import Floats, Running
+from ..lab.records.scores import THRESHOLDS, Answers, Exits, Quality
 from ..outputs import Outputs
 from .account import Account
 from .evidence import Evidence
-from .exits import THRESHOLDS, Exits
 
-_BINS = 15  # as in metrics.ece
-_CLASSES = 5  # shown that gain, and as many that lose
+_CLASSES = 5  # classes that gain most, and as many that lose most
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Examples of like confidence: how many, how confident and how accurate on average."""
+    """Examples of similar confidence: their number, their mean confidence and their accuracy."""
 
     examples: int
     confidence: float
@@ -31,7 +29,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class ClassChange:
-    """A class of the test images, and the errors on it of the last snapshot and of all together."""
+    """A class of the test images, and its errors by the last snapshot and by the ensemble."""
 
     name: str
     examples: int
@@ -40,13 +38,13 @@ class ClassChange:
 
     @property
     def change(self) -> int:
-        """Errors that the ensemble adds; less than 0 where it gains."""
+        """Errors of the ensemble minus errors of the last snapshot."""
         return self.errors_ensemble - self.errors_last
 
 
 @dataclass(frozen=True)
-class Vote:
-    """The class that gets the most probability, that probability, and whether the class is right."""
+class Prediction:
+    """The most probable class, its probability, and whether it is right."""
 
     name: str
     probability: float
@@ -55,69 +53,80 @@ class Vote:
 
 @dataclass(frozen=True)
 class Example:
-    """A disputed test image: what each member says, the last first, and what their running mean says."""
+    """A test image on which members disagree: the prediction of each member, and of their mean."""
 
     index: int
+    file: str | None
+    """The name of the image's file; None for images without files."""
     truth: str
-    votes: tuple[Vote, ...]
-    says: tuple[Vote, ...]
-    """The mean of the last 1 … M."""
-    asked: tuple[int, ...]
-    """Members asked at each of `exits.THRESHOLDS`, where all may be."""
+    members: tuple[Prediction, ...]
+    """Of each member, newest first."""
+    means: tuple[Prediction, ...]
+    """Of the mean of the last 1 … M members."""
+    evaluated: tuple[int, ...]
+    """The number of members that early exit evaluates at each of `THRESHOLDS`."""
     pixels: NDArray[np.uint8] | None
     """(height, width, channels)."""
 
 
 @dataclass(frozen=True)
 class Details:
-    """Diversity, calibration, early exit, disputed images, classes, and the evidence for a verdict."""
+    """Diversity, calibration, early exit, disputed images, classes, and the evidence for the findings."""
 
-    correlation: Floats
-    disagreement: Floats
+    quality: Quality
+    """On the test images."""
     between: Between | None
     """The errors between the last snapshot and the earlier ones, if they were measured."""
     reliability_last: tuple[Bin, ...]
     reliability_ensemble: tuple[Bin, ...]
     exits: Exits
-    """Of the images that the evidence is from."""
+    """On the images that the evidence is from."""
     examples: tuple[Example, ...]
     gaining: tuple[ClassChange, ...]
     losing: tuple[ClassChange, ...]
     evidence: Evidence
 
     @classmethod
-    def of(cls, run: Run, account: Account, outputs: Outputs, running: Running) -> "Details":
-        """From a run folder alone."""
-        p, labels = outputs.probabilities, outputs.labels
+    def of(cls, run: Run, account: Account, outputs: Outputs, quality: Quality) -> "Details":
+        """From a run folder, and the outputs for its test images with their quality."""
         curves = run.curves()
         between = curves if curves and curves.lines else None
-        held_out = run.outputs("held_out") if run.recipe.held_out else None
-        chosen = held_out or outputs
-        running_chosen = Running.of(chosen.probabilities, chosen.labels) if held_out else running
-        changes = _changes(account, labels)
+        held_out = _held_out(run)
+        chosen = quality if held_out is None else Quality.of(held_out.log_probabilities, held_out.labels)
+        changes = _changes(account, quality.labels)
         return cls(
-            metrics.correlation(p),
-            metrics.disagreement(p),
+            quality,
             between,
-            _reliability(running.confidence[0], ~account.wrong[0]),
-            _reliability(running.confidence[-1], ~account.wrong[1]),
-            Exits.of(running_chosen, chosen.labels),
-            tuple(_examples(run, account.classes, outputs, running)),
+            _reliability(quality.last, 0),
+            _reliability(quality.last, -1),
+            chosen.exits,
+            tuple(_examples(run, account.classes, outputs, quality)),
             tuple(change for change in changes[:_CLASSES] if change.change < 0),
             tuple(change for change in changes[: -_CLASSES - 1 : -1] if change.change > 0),
-            Evidence.of("held_out" if held_out else "test", chosen, running_chosen, account, between),
+            Evidence.of("test" if held_out is None else "held_out", chosen, account, between),
         )
 
 
-def _reliability(confidence: Floats, right: NDArray[np.bool_]) -> tuple[Bin, ...]:
-    """Bins of equal width, those without examples left out."""
-    bin_of = np.clip(np.ceil(confidence * _BINS) - 1, 0, _BINS - 1)
-    inside = [found for k in range(_BINS) if (found := bin_of == k).any()]
+def _held_out(run: Run) -> Outputs | None:
+    """The outputs for held-out images, whether the recipe or the data set held them out; None if there are none."""
+    try:
+        return run.outputs("held_out")
+    except DamagedError:
+        raise
+    except StoreError:
+        return None
+
+
+def _reliability(answers: Answers, predictor: int) -> tuple[Bin, ...]:
+    """The bins of `metrics.ece` that have examples."""
+    confidence, right = answers.confidence[predictor], ~answers.wrong[predictor]
+    bin_of = metrics.confidence_bins(confidence)
+    inside = [bin_of == k for k in np.unique(bin_of)]
     return tuple(Bin(int(i.sum()), float(confidence[i].mean()), float(right[i].mean())) for i in inside)
 
 
 def _changes(account: Account, labels: NDArray[np.int64]) -> list[ClassChange]:
-    """One a class that has examples, the greatest gain first; ties in the order of the classes."""
+    """One per class that has examples, the greatest gain first; ties in the order of the classes."""
     examples, last, ensemble = (
         np.bincount(labels[chosen], minlength=len(account.classes))
         for chosen in (np.ones(len(labels), bool), *account.wrong)
@@ -126,22 +135,33 @@ def _changes(account: Account, labels: NDArray[np.int64]) -> list[ClassChange]:
     return sorted((ClassChange(*count) for count in counts if count[1]), key=lambda found: found.change)
 
 
-def _examples(run: Run, classes: tuple[str, ...], outputs: Outputs, running: Running) -> list[Example]:
-    kept, labels = gallery.read(run), outputs.labels
-    indices = gallery.disputed(outputs) if kept is None else kept.indices
+def _examples(run: Run, classes: tuple[str, ...], outputs: Outputs, quality: Quality) -> list[Example]:
+    stored, labels, choice = gallery.read(run), quality.labels, quality.alone.choice
+    indices = gallery.disputed(outputs) if stored is None else stored.indices
     if len(indices) and not 0 <= indices.min() <= indices.max() < len(labels):
         raise DamagedError(
             f"{run.path}/gallery.safetensors must show some of the {len(labels)} test images, "
-            f"got number {indices.max()}: remove it"
+            f"got image {indices.max()}: remove it"
         )
-    asked = np.stack([running.asked(threshold)[indices] for threshold in THRESHOLDS])
-    votes = outputs.probabilities[::-1, indices]
+    evaluated = np.stack([quality.evaluated(threshold) for threshold in THRESHOLDS])
     found = []
     for k, index in enumerate(indices.tolist()):
-        label = int(labels[index])
-        said = zip(running.choice[:, index].tolist(), running.confidence[:, index].tolist(), strict=True)
-        own = zip(votes[:, k].argmax(-1).tolist(), votes[:, k].max(-1).tolist(), strict=True)
-        member, mean = (tuple(Vote(classes[c], p, c == label) for c, p in pairs) for pairs in (own, said))
-        pixels = None if kept is None else kept.pixels[k]
-        found.append(Example(index, classes[label], member, mean, tuple(asked[:, k].tolist()), pixels))
+        if (choice[:, index] == choice[0, index]).all():  # older galleries have images on which all members agree
+            continue
+        found.append(
+            Example(
+                index,
+                stored.names[k] if stored and stored.names else None,
+                classes[labels[index]],
+                _predictions(quality.alone, index, classes)[::-1],
+                _predictions(quality.last, index, classes),
+                tuple(evaluated[:, index].tolist()),
+                stored.pixels[k] if stored else None,
+            )
+        )
     return found
+
+
+def _predictions(answers: Answers, index: int, classes: tuple[str, ...]) -> tuple[Prediction, ...]:
+    columns = (values[:, index].tolist() for values in (answers.choice, answers.confidence, answers.wrong))
+    return tuple(Prediction(classes[choice], p, not wrong) for choice, p, wrong in zip(*columns, strict=True))

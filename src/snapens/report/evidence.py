@@ -1,4 +1,4 @@
-"""Evidence: the numbers that a verdict rests on, differences with what they are worth."""
+"""Evidence: the numbers that the findings are based on, differences with their standard errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,20 +8,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import metrics
 from ..lab.recipe.recipe import Recipe
 from ..lab.records.curves import Between, Line
-from ..lab.records.scores import Running
-from ..outputs import Outputs
+from ..lab.records.scores import Quality
 from .account import Account
 
 Part = Literal["held_out", "test"]
-"""The images that something is chosen by; test images only describe, and are taken where none were held out."""
+"""The images that evidence is from. Only held-out images may be used to choose; test images only describe."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An error less another on the same examples: how many only the first gets wrong, how many only the other."""
+    """One error minus another on the same examples: how many only the first gets wrong, how many only the other."""
 
     more: int
     fewer: int
@@ -29,7 +27,7 @@ class Difference:
 
     @classmethod
     def of(cls, wrong: NDArray[np.bool_], other: NDArray[np.bool_]) -> "Difference":
-        """How much more often the first errs than the other."""
+        """How much more often the first is wrong than the other."""
         return cls(int((wrong & ~other).sum()), int((other & ~wrong).sum()), len(wrong))
 
     @property
@@ -39,12 +37,12 @@ class Difference:
 
     @property
     def standard_error(self) -> float:
-        """Of the value: paired."""
+        """The paired standard error of the value."""
         return sqrt(((self.more + self.fewer) / self.examples - self.value**2) / self.examples)
 
     @property
     def chance(self) -> float:
-        """Of so many `more` or more, were both as good: McNemar's exact test, one-sided."""
+        """The p-value of McNemar's exact test, one-sided: the chance of at least `more` if both were equally good."""
         n = self.more + self.fewer
         return min(1.0, sum(exp(_log_of_half(n, k)) for k in range(self.more, n + 1)))
 
@@ -54,75 +52,72 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict is about. Errors are fractions; members are ordered oldest first, ensembles by m = 1 … M."""
+    """What the findings follow from. Errors are fractions; members are ordered oldest first, ensembles by m = 1 … M."""
 
     part: Part
     examples: int
     missing: int
-    """Snapshots that an unfinished run has yet to take."""
+    """Snapshots that an unfinished run has not taken yet."""
     restarts: tuple[Literal["none", "warm", "fresh"], ...]
-    """What lies between each earlier member and the last: fresh weights, or cycles that go on; none is no cycles."""
+    """How training went from each earlier member to the last: with fresh weights, with warm restarts, or without."""
     member_errors: tuple[float, ...]
     ensemble_errors: tuple[float, ...]
     learned: Difference
-    """Always answering the most frequent class, less all together."""
+    """The error of always answering the most frequent class, minus that of all members together."""
     gain: Difference
-    """The last snapshot less all together."""
+    """The last snapshot minus all members together."""
     nll: tuple[float, float]
-    """Of the last snapshot, and of all together."""
+    """Of the last snapshot, and of all members together."""
     nll_noise: float
     """The paired standard error of their difference."""
     progress: Mapping[int, Difference]
-    """Of one cycle, and of the later half of all cycles: the snapshot before these less the last one."""
+    """Of one cycle, and of the later half of all cycles: the snapshot before these cycles minus the last one."""
     losses: tuple[float, ...]
-    """The training loss just before each minimum; empty where the log does not have them all."""
+    """The training loss just before each minimum; empty where the log lacks one."""
     over_fewer: tuple[Difference, ...]
-    """All together less the last m."""
+    """All members together minus the last m."""
     over_best: tuple[Difference, ...]
-    """The last m less the best m."""
+    """The last m minus the best m."""
     disagreements: tuple[float, ...]
-    """The share of images on which each earlier member chooses another class than the last one."""
+    """The share of images on which each earlier member and the last one choose different classes."""
     lines: Mapping[int, Line]
-    """From an earlier member (counted from 1) to the last, if measured: of test images."""
+    """From an earlier member (counted from 1) to the last, on test images, if measured."""
     test_noise: float
     """The standard error of the last member's test error."""
 
     @classmethod
-    def of(
-        cls, part: Part, outputs: Outputs, running: Running, account: Account, between: Between | None
-    ) -> "Evidence":
-        """From what the members say of one part of the images, alone and as their mean grows."""
-        p, labels = outputs.probabilities, outputs.labels
-        alone, together = p.argmax(-1) != labels, running.choice != labels
-        errors = together.mean(-1)
+    def of(cls, part: Part, quality: Quality, account: Account, between: Between | None) -> "Evidence":
+        """From the quality of the members on one part of the images."""
+        labels, alone, together = quality.labels, quality.alone.wrong, quality.last.wrong
+        members, errors = len(alone), together.mean(-1)
         best = int(errors.argmin())
         losses = [account.trace.loss_at(step) for step in account.steps]
-        nll = running.nll[[0, -1]]
+        nll = quality.last.nll[[0, -1]]
         return cls(
             part=part,
             examples=len(labels),
-            missing=max(account.recipe.cycles - len(p), 0),
-            restarts=tuple(_between(account.recipe, k, len(p)) for k in range(len(p) - 1)),
+            missing=max(account.recipe.method.cycles - members, 0),
+            restarts=tuple(_restarts(account.recipe, k, members) for k in range(members - 1)),
             member_errors=tuple(alone.mean(-1).tolist()),
             ensemble_errors=tuple(errors.tolist()),
             learned=Difference.of(labels != np.bincount(labels).argmax(), together[-1]),
             gain=Difference.of(alone[-1], together[-1]),
             nll=(float(nll[0].mean()), float(nll[1].mean())),
             nll_noise=float((nll[1] - nll[0]).std() / np.sqrt(len(labels))),
-            progress={k: Difference.of(alone[-1 - k], alone[-1]) for k in sorted({1, len(p) // 2}) if 0 < k < len(p)},
+            progress={k: Difference.of(alone[-1 - k], alone[-1]) for k in sorted({1, members // 2}) if 0 < k < members},
             losses=tuple(loss for loss in losses if loss is not None) if None not in losses else (),
             over_fewer=tuple(Difference.of(together[-1], fewer) for fewer in together),
             over_best=tuple(Difference.of(fewer, together[best]) for fewer in together),
-            disagreements=tuple(metrics.disagreement(p)[-1, :-1].tolist()),
+            disagreements=tuple(quality.disagreement[-1, :-1].tolist()),
             lines={line.snapshot: line for line in between.lines} if between else {},
             test_noise=float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
         )
 
 
-def _between(recipe: Recipe, member: int, members: int) -> Literal["none", "warm", "fresh"]:
-    if recipe.method == "single":
+def _restarts(recipe: Recipe, member: int, members: int) -> Literal["none", "warm", "fresh"]:
+    if recipe.method.kind == "single":
         return "none"
-    return "fresh" if any(recipe.begins_fresh(cycle) for cycle in range(member + 1, members)) else "warm"
+    return "fresh" if any(recipe.method.begins_fresh(cycle) for cycle in range(member + 1, members)) else "warm"
 
 
 def _log_of_half(n: int, k: int) -> float:

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from the ledger; a panel that nobody measured says so."""
+"""The paper's figures, drawn from the ledger; a panel without measurements says so."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -7,114 +7,101 @@ from functools import partial
 from typing import Any
 
 from ..errors import ArgumentError
-from ..lab.paper import cells as paper
 from ..lab.paper import figures as paper_figures
 from ..lab.paper.cells import Cell
+from ..lab.paper.figures import Panel
 from ..lab.paper.ledger import Entries, measured, origins
-from ..lab.recipe.recipe import unknown
 from . import names, panels, style
 
 Draw = Callable[[Any, Sequence[Cell], Entries], bool]
-Place = tuple[Draw, str, Sequence[Cell]]
-"""How a panel is drawn, what it is called, and of which cells."""
 
 UNMEASURED = "not measured yet"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the panels of a figure stand on the page."""
+    """How the panels of a figure are arranged."""
 
     draws: tuple[Draw, ...]
-    """All panels are drawn by each in turn."""
+    """All panels are drawn by each of these in turn."""
     columns: int
     panel_points: tuple[float, float]
     """Width and height."""
     first_seed: bool = False
-    """Where no mean over seeds is drawn."""
+    """Whether only the first seed is drawn, not a mean over seeds."""
     legend: bool = False
-    """One for all panels."""
+    """Whether all panels share one legend."""
     comparable: bool = False
-    """Panels that differ in the last of their words alone have one scale."""
+    """Whether panels of the same network and data set share a scale."""
 
 
-_LEAST_POINTS = 360  # of width, however few the panels are
-_MARGIN_POINTS = 70  # for what stands above and below the panels
-_LINE_POINTS = 15  # for each further line of it
-_TITLE_POINTS = 6.6  # of a character
+_LEAST_POINTS = 360  # of width
+_MARGIN_POINTS = 70  # for the text above and below the panels
+_LINE_POINTS = 15  # for each further line of text
+_TITLE_POINTS = 6.6  # per character
 _LAYOUTS = {
     "2": Layout((panels.losses,), 1, (540, 270), first_seed=True),
-    "3": Layout((panels.bars,), 4, (225, 215), comparable=True),
+    "3": Layout((panels.last_members,), 4, (225, 215), comparable=True),
     "4": Layout((panels.sizes,), 3, (270, 230)),
     "5": Layout(
         tuple(partial(panels.between, statistics=how) for how in ("interpolated", "estimated")),
         4,
         (205, 215),
         first_seed=True,
-        legend=True,
     ),
     "6": Layout((panels.correlation,), 2, (285, 290), first_seed=True),
-    "S": Layout((panels.over_time,), 4, (215, 170), legend=True, comparable=True),
+    "S": Layout((panels.growing,), 4, (215, 170), legend=True, comparable=True),
 }
-_WORDS = {
-    **names.NETWORKS,
-    **names.DATASETS,
-    "snapshot-0.2": "cycles, α₀ = 0.2",
-    "nocycle": "no cycles",
-    "restarts at 0.1": "α₀ = 0.1",
-    "restarts at 0.2": "α₀ = 0.2",
-}
-
-_THINGS = {*names.NETWORKS.values(), *names.DATASETS.values()}
 
 
 def figure(name: str, entries: Entries, network: str | None = None, *, measured_only: bool = False) -> Any:
-    """Figure "2" to "6" or the supplement's, "S", as matplotlib's Figure.
+    """Figure "2" to "6", or "S" for the supplement, as a matplotlib Figure.
 
-    `network` draws the same for another network of the paper's, and the title says so; `measured_only` leaves out the
-    panels that nobody has measured, unless that is all of them.
+    `network` draws the same for another network of the paper, and the title says so; `measured_only` leaves out panels
+    without measurements, unless all panels are without.
     """
-    if name not in _LAYOUTS:
-        raise unknown("figure", name, _LAYOUTS)
-    layout, shown = _LAYOUTS[name], _panels(name, network)
-    places = [(draw, words, cells) for draw in layout.draws for words, cells in shown.items()]
+    described = paper_figures.figure(name)
+    layout = _LAYOUTS[name]
+    places = [(draw, panel) for draw in layout.draws for panel in _panels(name, network)]
     with style.drawing():
-        if measured_only:  # on axes that nobody sees
+        if measured_only:  # tried on axes that are thrown away
             scratch = style.figure().subplots()
-            places = [place for place in places if place[0](scratch, place[2], entries)] or places
+            places = [place for place in places if place[0](scratch, place[1].cells, entries)] or places
         columns = min(layout.columns, -(-len(places) // len(layout.draws)))
         rows = -(-len(places) // columns)
         width = max(layout.panel_points[0] * columns, _LEAST_POINTS)
-        title = textwrap.wrap(_title(name, network), int(width / _TITLE_POINTS))
+        title = textwrap.wrap(_title(name, described, network), int(width / _TITLE_POINTS))
         height = layout.panel_points[1] * rows + _MARGIN_POINTS + _LINE_POINTS * (len(title) - 1)
         drawn = style.figure(width, height)
         drawn.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
         grid = drawn.subplots(rows, columns, squeeze=False)
-        evidence = _draw_panels(grid, places, entries, layout)
+        evidence = _draw_panels(grid, places, entries, name)
         _label_outermost(grid)
         drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12)
-        made = drawn.supxlabel(_made(evidence, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
+        origin = drawn.supxlabel(_origin(evidence, entries), x=0.01, ha="left", fontsize=8.5, color=style.MUTED)
         if layout.legend:
-            _share_legend(drawn, grid, made)
-        drawn.draw_without_rendering()  # has everything in its place, where it stays however often it is saved
+            _share_legend(drawn, grid, origin)
+        drawn.draw_without_rendering()  # fixes the layout, so that every save gives the same picture
         drawn.set_layout_engine("none")
     return drawn
 
 
-def _draw_panels(grid: Any, places: Sequence[Place], entries: Entries, layout: Layout) -> list[Cell]:
-    """Draw each on axes of its own, with its title; the cells of those that were measured."""
+def _draw_panels(grid: Any, places: Sequence[tuple[Draw, Panel]], entries: Entries, name: str) -> list[Cell]:
+    """Draw each panel with its title; the cells of the panels that have measurements."""
     evidence: list[Cell] = []
-    scales: dict[str, list[Any]] = {}
+    scales: dict[tuple[str, str], list[Any]] = {}
+    layout = _LAYOUTS[name]
     for axes in grid.flat[len(places) :]:
         axes.set_visible(False)
-    for axes, (draw, words, cells) in zip(grid.flat, places, strict=False):
-        found = entries if draw(axes, cells, entries) else {}
+    for axes, (draw, panel) in zip(grid.flat, places, strict=False):
+        found = entries if draw(axes, panel.cells, entries) else {}
         if found:
-            evidence += cells
-            scales.setdefault(words.rpartition(", ")[0], []).append(axes)
+            evidence += panel.cells
+            scales.setdefault((panel.network, panel.dataset), []).append(axes)
         else:
             _leave_empty(axes)
-        axes.set_title(_panel_title(words, cells, found, layout), fontsize=9.5, loc="left", color=style.INK)
+        title = _panel_title(panel, found, with_network=name == "S", first_seed=layout.first_seed)
+        axes.set_title(title, fontsize=9.5, loc="left", color=style.INK)
     for alike in scales.values() if layout.comparable else ():
         lows, highs = zip(*(axes.get_ylim() for axes in alike), strict=True)
         for axes in alike:
@@ -135,27 +122,14 @@ def png(drawn: Any) -> bytes:
 FORMATS = {"svg": svg, "png": png}
 
 
-def _panels(name: str, network: str | None) -> dict[str, list[Cell]]:
-    """The cells of each panel, by what is written over it; with another network, those that the paper has of it."""
-    found = _panels_of(name, network)
-    if not any(found.values()):
-        those = [other for other in names.NETWORKS if any(_panels_of(name, other).values())]
-        raise ArgumentError(
-            f"network must be one of which the paper has cells for figure {name}, got {network!r}: "
-            f"try one of {', '.join(those)}"
-        )
-    return found
-
-
-def _panels_of(name: str, network: str | None) -> dict[str, list[Cell]]:
-    known = {cell.name: cell for cell in paper.cells()}
-    found: dict[str, list[Cell]] = {}
-    for words, cells in paper_figures.figure(name).panels.items():
-        if name == "S" and network not in (None, words.split(", ")[0]):
-            continue
-        wanted = [cell if network is None else f"{network}-{cell.split('-', 1)[1]}" for cell in cells]
-        found[words] = [known[cell] for cell in wanted if cell in known]
-    return found
+def _panels(name: str, network: str | None) -> tuple[Panel, ...]:
+    described = paper_figures.figure(name)
+    if found := described.panels(network):
+        return found
+    choices = ", ".join(other for other in names.NETWORKS if described.panels(other))
+    raise ArgumentError(
+        f"network must be one with cells of the paper for figure {name}, got {network!r}: choose from {choices}"
+    )
 
 
 def _leave_empty(axes: Any) -> None:
@@ -165,35 +139,30 @@ def _leave_empty(axes: Any) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def _panel_title(words: str, cells: Sequence[Cell], entries: Entries, layout: Layout) -> str:
-    """The network and data set; under it the setting, how many seeds, how many of the cells where some are missing."""
-    about = [_WORDS.get(word, word) for word in words.split(", ")]
-    things = [word for word in about if word in _THINGS] or [names.dataset(cell.name) for cell in cells[:1]]
-    setting = [word for word in about if word not in _THINGS]
-    counts = [repetitions for cell in cells if (repetitions := len(measured(cell, entries)))]
+def _panel_title(panel: Panel, entries: Entries, *, with_network: bool, first_seed: bool) -> str:
+    """The data set, and below it the setting, the number of seeds, and how many cells are measured if not all are."""
+    subject = [names.NETWORKS[panel.network]] * with_network + [names.DATASETS[panel.dataset]]
+    setting = [panel.setting] if panel.setting else []
+    counts = [repetitions for cell in panel.cells if (repetitions := len(measured(cell, entries)))]
     if counts:
         least, most = min(counts), max(counts)
         n = f"n = {least}" if least == most else f"n = {least} to {most}"
-        setting.append("one seed" if layout.first_seed else n)
-    if 0 < len(counts) < len(cells):
-        setting.append(f"{len(counts)} of {len(cells)} cells")
-    return "\n".join(", ".join(line) for line in (things, setting) if line)
+        setting.append("one seed" if first_seed else n)
+    if 0 < len(counts) < len(panel.cells):
+        setting.append(f"{len(counts)} of {len(panel.cells)} cells")
+    return "\n".join(", ".join(line) for line in (subject, setting) if line)
 
 
-def _title(name: str, network: str | None) -> str:
-    drawn = paper_figures.figure(name)
-    shows = drawn.shows.replace(
-        "m = 1 … M", "m\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}1\N{NO-BREAK SPACE}…\N{NO-BREAK SPACE}M"
-    )
-    if name == "S":
+def _title(name: str, described: paper_figures.Figure, network: str | None) -> str:
+    shows = described.shows.replace("m = 1 … M", "m = 1 … M".replace(" ", "\N{NO-BREAK SPACE}"))
+    if described.network is None:
         return f"Supplement: {shows}"
-    own = names.network(next(iter(drawn.panels.values()))[0])
-    shown = own if network is None else names.NETWORKS[network]
-    return f"Figure {name}, {shown}{'' if shown == own else f' (in the paper {own})'}: {shows}"
+    other = f" (in the paper {names.NETWORKS[described.network]})" if network not in (None, described.network) else ""
+    return f"Figure {name}, {names.NETWORKS[network or described.network]}{other}: {shows}"
 
 
 def _label_outermost(grid: Any) -> None:
-    """Keep the axes' names at the left and at the bottom; those between say the same."""
+    """Name the axes only at the left and at the bottom of the grid."""
     for row in grid:
         for axes in [axes for axes in row if axes.get_ylabel()][1:]:
             axes.set_ylabel("")
@@ -202,8 +171,8 @@ def _label_outermost(grid: Any) -> None:
             axes.set_xlabel("")
 
 
-def _share_legend(drawn: Any, grid: Any, made: Any) -> None:
-    """One legend below all panels, in as many lines as it needs, and `made` above it where one line has not both."""
+def _share_legend(drawn: Any, grid: Any, origin: Any) -> None:
+    """One legend below all panels, in as many lines as it needs; `origin` moves above it where they would overlap."""
     found = (axes.get_legend_handles_labels() for axes in grid.flat)
     handles, labels = max(found, key=lambda pair: len(pair[1]))
     for lines in range(1, len(labels) + 1):
@@ -212,16 +181,16 @@ def _share_legend(drawn: Any, grid: Any, made: Any) -> None:
         if lines == len(labels) or legend.get_window_extent().width < drawn.bbox.width:
             break
         legend.remove()
-    if labels and legend.get_window_extent().overlaps(made.get_window_extent()):
-        made.set_text(made.get_text() + "\n" * (lines + 1))
+    if labels and legend.get_window_extent().overlaps(origin.get_window_extent()):
+        origin.set_text(origin.get_text() + "\n" * (lines + 1))
         drawn.set_figheight(drawn.get_figheight() + lines * _LINE_POINTS / 72)
 
 
-def _made(cells: Sequence[Cell], entries: Entries) -> str:
-    made = [origin for cell in cells for origin in origins(cell, entries)]
-    if not made:
+def _origin(cells: Sequence[Cell], entries: Entries) -> str:
+    found = [origin for cell in cells for origin in origins(cell, entries)]
+    if not found:
         return ""
-    commits = sorted({origin.commit[:7] for origin in made})
+    commits = sorted({origin.commit[:7] for origin in found})
     some = f"{', '.join(commits[:3])}{' …' * (len(commits) > 3)}"
-    devices = ", ".join(sorted({origin.device for origin in made}))
+    devices = ", ".join(sorted({origin.device for origin in found}))
     return textwrap.shorten(f"commit {some}, measured on {devices}", 80, placeholder=" …")

@@ -14,15 +14,15 @@ UNMEASURED = "–"
 _WHOSE = ["paper", "ours"]
 
 _NOTE = (
-    "paper: as published; * taken by the paper from the DenseNet paper. ours: the mean over n seeds ± their standard "
-    "deviation, and the difference from the paper in points. – under paper: not published; under ours: not measured "
-    "yet. {best} is the best of its group, of ours among what is measured."
+    "Paper: the published value; * copied by the paper from the DenseNet paper. Ours: the mean over n seeds ± their "
+    "standard deviation, and the difference from the paper in points. – means not published (paper) or not measured "
+    "yet (ours). {best} marks the best value of a group, among our values the best measured one."
 )
 
 
 @dataclass(frozen=True)
 class _Marks:
-    """How a format writes what is more than a number."""
+    """How a format writes the best value, a star, a spread and the evidence."""
 
     best: str
     star: str
@@ -41,7 +41,7 @@ _FIELDS = (
 
 
 def terminal(table: Table, most: int = 1000) -> str:
-    """As aligned text, the best in brackets; columns that are not within `most` characters follow below."""
+    """As aligned text, the best values in brackets; columns beyond `most` characters continue below."""
     head = [["", "", *(text for name in table.columns for text in (name, ""))], ["", ""] + _WHOSE * len(table.columns)]
     groups = [
         [[group.network if k == 0 else "", row.method, *_shown(row, _TEXT)] for k, row in enumerate(group.rows)]
@@ -62,7 +62,7 @@ def terminal(table: Table, most: int = 1000) -> str:
 
 
 def _aligned(blocks: Sequence[Sequence[Sequence[str]]], widths: Sequence[int], columns: Sequence[int]) -> str:
-    """Some columns of lines of text, ruled between the blocks and below."""
+    """Some columns of lines of text, with rules between the blocks."""
     texts = [
         "\n".join("  ".join(line[c].ljust(widths[c]) for c in columns).rstrip() for line in block) for block in blocks
     ]
@@ -70,7 +70,7 @@ def _aligned(blocks: Sequence[Sequence[Sequence[str]]], widths: Sequence[int], c
 
 
 def markdown(table: Table) -> str:
-    """As a table of GitHub's Markdown; the best are bold."""
+    """As a table in GitHub's Markdown, the best values in bold."""
     heads = [f"{name}, {whose}" for name in table.columns for whose in _WHOSE]
     lines = [["network", "method", *heads], ["---"] * (2 + len(heads))]
     for group in table.groups:
@@ -86,21 +86,21 @@ def markdown_row(texts: Sequence[str]) -> str:
 
 
 def csv(table: Table) -> str:
-    """One line for each number of the paper, everything spelled out."""
+    """One line per number of the paper."""
     content = io.StringIO()
     rows = comma_separated.writer(content, lineterminator="\n")
     rows.writerow(_FIELDS)
     for value in table.values:
         cell = value.cell
-        words = [cell.name, *(of(cell.name) for of in (names.network, names.dataset, names.method))]
+        words = [cell.name, names.NETWORKS[cell.network], names.DATASETS[cell.dataset], names.METHODS[cell.method]]
         published = [f"{cell.published_percent:.2f}", int(cell.starred), int(value.published_is_best)]
-        ours = [_digits(value.mean), value.n, _digits(value.spread), _digits(value.difference), int(value.ours_is_best)]
-        rows.writerow([table.number, *words, *published, *ours])
+        ours = [_digits(value.ours.mean), value.ours.n, _digits(value.ours.deviation), _digits(value.difference)]
+        rows.writerow([table.number, *words, *published, *ours, int(value.ours_is_best)])
     return content.getvalue()
 
 
 def latex(table: Table) -> str:
-    """As the paper sets it, no wider than the text; its first line says which packages it needs."""
+    """In the layout of the paper, at most as wide as the text; the first line names the packages that it needs."""
     columns = "ll" + "cc" * len(table.columns)
     heads = [f"\\multicolumn{{2}}{{c}}{{\\bf {_in_latex(name)}}}" for name in table.columns]
     lines = [
@@ -134,7 +134,7 @@ FORMATS = {"terminal": terminal, "markdown": markdown, "csv": csv, "latex": late
 
 
 def _shown(row: Row, marks: _Marks) -> list[str]:
-    """Two texts a column: the paper's and ours."""
+    """Two texts per column: the paper's and ours."""
     return [text for value in row.values for text in (_published(value, marks), _ours(value, marks))]
 
 
@@ -146,13 +146,13 @@ def _published(value: Value | None, marks: _Marks) -> str:
 
 
 def _ours(value: Value | None, marks: _Marks) -> str:
-    """Nothing where the paper has no such number either."""
-    if value is None or value.mean is None:
+    """An empty text where the paper has no number."""
+    if value is None or value.ours.mean is None:
         return UNMEASURED if value else ""
-    text = f"{value.mean:.2f}"
+    text = f"{value.ours.mean:.2f}"
     mean = marks.best.format(text) if value.ours_is_best else text
-    spread = "" if value.spread is None else marks.spread.format(value.spread)
-    return f"{mean}{spread} {marks.evidence.format(n=value.n, difference=value.difference)}"
+    spread = "" if value.ours.deviation is None else marks.spread.format(value.ours.deviation)
+    return f"{mean}{spread} {marks.evidence.format(n=value.ours.n, difference=value.difference)}"
 
 
 def _digits(number: float | None) -> str:
@@ -160,7 +160,7 @@ def _digits(number: float | None) -> str:
 
 
 def _in_latex(text: str) -> str:
-    """Words of ours: `(α₀ = 0.1)` is a formula, % is a character."""
+    """Our own text for LaTeX: `(α₀ = 0.1)` is a formula, % is escaped."""
     formula = re.sub(r"\((\S+) = (\S+)\)", r"($\1=\2$)", text.replace("%", "\\%"))
     return formula.replace("α₀", "\\alpha_0").replace("±", "$\\pm$").replace("; *", "; $^*$")
 

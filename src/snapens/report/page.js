@@ -7,20 +7,20 @@
 
   const showExample = (card, members, column) => {
     const example = data.examples[Number(card.dataset.example)];
-    const used = Math.min(members, example.asked[column]);
-    const [name, probability, right] = example.says[used - 1];
+    const used = Math.min(members, example.evaluated[column]);
+    const [name, probability, right] = example.means[used - 1];
     card.querySelector("[data-used]").textContent = used;
-    card.querySelector("[data-says]").textContent = name;
+    card.querySelector("[data-mean]").textContent = name;
     card.querySelector("[data-sure]").textContent = probability;
     card.querySelector("[data-mark]").textContent = right ? "✓ right" : "✗ wrong";
-    card.querySelector(".says").classList.toggle("right", right);
-    [...card.querySelectorAll("[data-vote]")].forEach((vote, k) => vote.classList.toggle("unasked", k >= used));
+    card.querySelector(".mean").classList.toggle("right", right);
+    [...card.querySelectorAll("[data-vote]")].forEach((vote, k) => vote.classList.toggle("skipped", k >= used));
   };
 
   const show = () => {
     const members = Number(find("m").value), column = Number(find("sure").value);
     const threshold = find("sure").dataset.thresholds.split(" ")[column];
-    const stop = threshold === "1.00" ? "never, ask all" : threshold;
+    const stop = threshold === "1" ? "never" : threshold;
     find("m-shown").textContent = members;
     find("sure-shown").textContent = stop;
     find("sure").setAttribute("aria-valuetext", stop);

@@ -1,32 +1,38 @@
-"""The page: one HTML file that shows what runs are worth, to be opened anywhere, without a network."""
+"""The page: one HTML file about some runs that can be opened anywhere, without a network."""
 
 import base64
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .. import __version__
 from ..extras import package
 from ..lab.records.run import Run
+from ..lab.records.scores import THRESHOLDS, Exits
 from ..storage import durable
-from . import charts, thumbnail
-from .exits import THRESHOLDS, Exits
+from . import page_charts
+from .charts import FEW_EXAMPLES
+from .comparison import label, shown
 from .summary import Summary, summarise
 
-_SHOWN = 12  # disputed images that are not folded away
+_SHOWN = 12  # disputed images that are visible without a click
 
 
-def write(runs: Sequence[Run], path: Path) -> Path:
-    """Write the page of some runs; the file appears whole or not at all."""
-    return durable.write(path, render(runs).encode())
+def write(runs: Sequence[Run], path: Path, focus: str | None = None) -> Path:
+    """Write the page of some runs; the file appears complete or not at all."""
+    return durable.write(path, render(runs, focus).encode())
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The page of some runs, the same for the same folders; names in it are text, whatever they hold."""
-    summary = summarise(runs)
+def render(runs: Sequence[Run], focus: str | None = None) -> str:
+    """The page of some runs, the same for the same folders; names are shown as text, whatever they contain."""
+    summary = summarise(runs, focus)
     style, script = _resource("page.css"), _resource("page.js")
     environment = package("jinja2", "report").Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=package("jinja2", "report").StrictUndefined
@@ -35,15 +41,14 @@ def render(runs: Sequence[Run]) -> str:
     markup = package("markupsafe", "report").Markup
     page: str = environment.from_string(_resource("page.html.jinja")).render(
         summary=summary,
-        charts={name: markup(chart.inline()) for name, chart in charts.draw(summary).items()},
+        charts={name: markup(chart.inline()) for name, chart in page_charts.draw(summary).items()},
         recipe=_recipe(summary),
         pictures=[
-            None if example.pixels is None else thumbnail.address(example.pixels)
-            for example in summary.details.examples
+            None if example.pixels is None else _thumbnail(example.pixels) for example in summary.details.examples
         ],
         shown=_SHOWN,
-        few_examples=charts.FEW_EXAMPLES,
-        thresholds=[f"{threshold:.2f}" for threshold in THRESHOLDS],
+        few_examples=FEW_EXAMPLES,
+        thresholds=[f"{threshold:g}" for threshold in THRESHOLDS],
         table=_shown_table(summary.details.exits),
         data=markup(_script_json(_data(summary))),
         style=markup(style),
@@ -51,11 +56,11 @@ def render(runs: Sequence[Run]) -> str:
         policy=_policy(style, script),
         version=__version__,
     )
-    return page.encode("utf-8", "replace").decode()  # a file name may hold what no text can
+    return page.encode("utf-8", "replace").decode()  # a file name may contain bytes that are not text
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing is loaded from anywhere, and no style or script runs but the page's own."""
+    """A policy that loads nothing and allows only the page's own style and script."""
     return (
         f"default-src 'none'; style-src '{_sha256(style)}'; script-src '{_sha256(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -71,11 +76,11 @@ def _resource(name: str) -> str:
 
 
 def _data(summary: Summary) -> dict[str, Any]:
-    """What the script looks up: numbers as they are shown, so that it formats nothing."""
+    """What the script looks up: numbers as they are shown, so that the script formats nothing."""
     examples = [
         {
-            "says": [[vote.name, _decimal(vote.probability, 2), vote.right] for vote in example.says],
-            "asked": example.asked,
+            "means": [[found.name, _decimal(found.probability, 2), found.right] for found in example.means],
+            "evaluated": example.evaluated,
         }
         for example in summary.details.examples
     ]
@@ -90,8 +95,16 @@ def _shown_table(exits: Exits) -> dict[str, list[list[str]]]:
     }
 
 
+def _thumbnail(pixels: NDArray[np.uint8]) -> str:
+    """Pixels (height, width, channels) as a PNG in a data: address; grey from one or two channels, else RGB."""
+    image, content = package("PIL.Image", "report"), io.BytesIO()
+    colours = pixels[:, :, :3] if pixels.shape[-1] >= 3 else pixels[:, :, 0]
+    image.fromarray(np.ascontiguousarray(colours)).save(content, "png", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
+
+
 def _script_json(data: Any) -> str:
-    """JSON that ends no script element and opens no other, in ASCII."""
+    """JSON in ASCII that can neither close nor open a script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -99,11 +112,10 @@ def _script_json(data: Any) -> str:
 
 
 def _recipe(summary: Summary) -> Iterable[tuple[str, str]]:
-    """The fields of the recipe, in words."""
-    for name, value in vars(summary.focus.recipe).items():
-        shown = " ".join(value) if isinstance(value, tuple) else value
-        if shown != "":
-            yield name.replace("_", " "), str(shown)
+    """The settings of the recipe that have a value."""
+    for name, value in summary.focus.recipe.flat().items():
+        if value is not None:
+            yield label(name), shown(value)
 
 
 def _percent(fraction: float) -> str:

@@ -1,75 +1,46 @@
-"""The panels of the paper's figures: each draws some cells' measurements on axes, and says whether there were any.
+"""The panels of the paper's figures: each draws the measurements of some cells as a chart.
 
-Axes are matplotlib's; a panel that finds nothing draws nothing.
+A panel returns whether there were any measurements; without them it draws nothing.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..lab.paper.cells import Cell
 from ..lab.paper.ledger import Entries, measured, runs_of
-from .style import BASELINE, CLEARING, ENSEMBLE, INK, MUTED, PAPER, SINGLE
-
-Floats = NDArray[np.float64]
-
-_SMALL = 8  # points, of what is written into a panel
-_FRAME = {"frameon": True, "framealpha": 1, "facecolor": PAPER, "edgecolor": "none"}  # over lines of the grid
-_ORDINALS = ("#440154", "#3b528b", "#21828c", "#3aa365", "#a5b31c")  # as viridis, the first snapshot darkest
+from . import charts
+from .style import BASELINE, ENSEMBLE, SINGLE
 
 
 def losses(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
-    """Figure 2: training loss by epoch, of the first seed; dashed where a snapshot is taken."""
+    """Figure 2: the training loss by epoch, for the first seed."""
     found = [runs[0] for cell in cells if (runs := runs_of(cell, entries)) and any(runs[0].losses.loss)]
     if not found:
         return False
-    for run in found:
-        cyclic = run.recipe.method == "snapshot"
-        colour, words = (SINGLE, "cyclic schedule") if cyclic else (BASELINE, "standard schedule")
-        axes.plot(run.losses.epoch, run.losses.loss, color=colour, label=words, zorder=3 if cyclic else 2)
-        for k, epoch in enumerate(run.snapshot_epochs if cyclic else (), 1):
-            axes.axvline(epoch, color=INK, linestyle=(0, (4, 3)), linewidth=0.8, clip_on=False)
-            place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "right", "va": "top"}
-            axes.annotate(f"snapshot {k}", (epoch, 1), (-3, -1), size=_SMALL, color=MUTED, **place)
-    most = max(value for run in found for value in run.losses.loss)
-    axes.set(xlabel="epoch", ylabel="training loss", xlim=(0, found[0].recipe.epochs))
-    axes.set_yscale("log")
-    axes.set_ylim(top=2 * most)  # room for the words
-    axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    labels = {"single": ("standard schedule", BASELINE), "snapshot": ("cycles", ENSEMBLE)}
+    curves = [charts.Curve(run.losses.epoch, run.losses.loss, *labels[str(run.recipe.method.kind)]) for run in found]
+    minima = [epoch for run in found if run.recipe.method.kind == "snapshot" for epoch in run.snapshot_epochs]
+    charts.training_loss(axes, curves, minima)
+    axes.set_xlim(0, 1.01 * found[0].recipe.budget.epochs)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     return True
 
 
-def bars(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
-    """Figure 3: the error of the last m snapshots, and the single model's as a line."""
+def last_members(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+    """Figure 3: the error of the last m snapshots, and of the single model."""
     snapshot, single = cells
-    runs, baseline = runs_of(snapshot, entries), measured(single, entries)
-    if not runs:
-        return False
-    ms = range(1, snapshot.recipe.cycles + 1)
-    for m, height in zip(ms, _mean([run.last_percent for run in runs]), strict=True):
-        axes.bar(m, height, width=0.72, color=ENSEMBLE, zorder=2)
-        place = {"textcoords": "offset points", "ha": "center", "va": "bottom", "zorder": 4, "bbox": CLEARING}
-        above = max(height, *(run.last_percent[m - 1] for run in runs))
-        axes.annotate(f"{height:.2f}", (m, above), (0, 3), size=_SMALL, **place)
-    named = _level(axes, baseline)
-    dashes = {"linestyle": "", "marker": "_", "color": INK, "markersize": 7}
-    for run in runs if len(runs) > 1 else ():
-        (named["each seed"],) = axes.plot(ms, run.last_percent, zorder=3, **dashes)
-    _name(axes, named, "upper right")
-    values = [*(value for run in runs for value in run.last_percent), *baseline]
-    room = max(max(values) - min(values), 0.02 * max(values), 0.1)
-    axes.set_ylim(max(0, min(values) - 0.6 * room), max(values) + 0.45 * room)
-    axes.set(xlabel="m, snapshots in the ensemble", ylabel="test error, % (axis cut)", xlim=(0.4, len(ms) + 0.6))
-    axes.set_xticks(ms)
-    return True
+    runs = runs_of(snapshot, entries)
+    if runs:
+        charts.last_members(axes, [run.last_percent for run in runs], measured(single, entries))
+        axes.set_ylabel("test error, % (truncated axis)")
+    return bool(runs)
 
 
 def sizes(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
-    """Figure 4: the error by training budget, or, where there are single models, by how many models there are."""
-    panel = _by_models if any(cell.recipe.method == "single" for cell in cells) else _by_budget
+    """Figure 4: the error by training budget or, in the panel with single models, by the number of models."""
+    panel = _by_models if any(cell.recipe.method.kind == "single" for cell in cells) else _by_budget
     return panel(axes, cells, entries)
 
 
@@ -79,123 +50,72 @@ def _by_budget(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
         ("snapshot", "Snapshot Ensemble", ENSEMBLE, "o"),
         ("singlecycle", "SingleCycle Ensemble", SINGLE, "s"),
     ):
-        of_method = [cell for cell in cells if cell.recipe.method == method]
-        points = {cell.recipe.epochs: found for cell in of_method if (found := measured(cell, entries))}
-        drawn |= _line(axes, points, f"{words}, {_rate(of_method)}", colour, marker)
+        of_method = [cell for cell in cells if cell.recipe.method.kind == method]
+        if points := {cell.recipe.budget.epochs: found for cell in of_method if (found := measured(cell, entries))}:
+            charts.by_size(axes, points, f"{words}, {_rate(of_method)}", colour, marker)
+            drawn = True
     if drawn:
-        epochs = sorted({cell.recipe.epochs for cell in cells})
-        axes.set(xlabel="training budget, epochs", ylabel="test error, %", xlim=(epochs[0] - 15, epochs[-1] + 15))
+        epochs = sorted({cell.recipe.budget.epochs for cell in cells})
+        axes.set(xlabel="training budget, epochs", xlim=(epochs[0] - 15, epochs[-1] + 15))
         axes.set_xticks(epochs)
-        axes.legend(loc="upper right", **_FRAME)
-        _leave_room(axes, 0.3)
+        charts.legend_above(axes)
     return drawn
 
 
 def _by_models(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
-    cyclic = [cell for cell in cells if cell.recipe.method == "snapshot"]
+    cyclic = [cell for cell in cells if cell.recipe.method.kind == "snapshot"]
     runs = [run for cell in cyclic for run in runs_of(cell, entries)]
-    snapshots = dict(enumerate(map(list, zip(*(run.last_percent for run in runs), strict=True)), 1))
-    true = [cell for cell in cells if cell.recipe.method == "single"]
-    models = {cell.seeds: found for cell in true if (found := measured(cell, entries))}
-    drawn = _line(axes, snapshots, f"last m snapshots of one run, {_rate(cyclic)}", ENSEMBLE, "o")
-    drawn |= _line(axes, models, "m models, each trained in full", BASELINE, "D")
-    if drawn:
-        most = max(max(cell.seeds for cell in cells), max(cell.recipe.cycles for cell in cells))
-        axes.set(xlabel="m, models in the ensemble", ylabel="test error, %", xlim=(0.7, most + 0.3))
+    snapshots = dict(enumerate(zip(*(run.last_percent for run in runs), strict=True), 1))
+    single = [cell for cell in cells if cell.recipe.method.kind == "single"]
+    models = {cell.seeds: found for cell in single if (found := measured(cell, entries))}
+    if snapshots:
+        charts.by_size(axes, snapshots, f"last m snapshots of one run, {_rate(cyclic)}", ENSEMBLE, "o")
+    if models:
+        charts.by_size(axes, models, "m fully trained models", BASELINE, "D")
+    if snapshots or models:
+        most = max(max(cell.seeds for cell in cells), max(cell.recipe.method.cycles for cell in cells))
+        axes.set(xlabel="m, models in the ensemble", xlim=(0.7, most + 0.3))
         axes.set_xticks(range(1, most + 1))
-        axes.legend(loc="upper right", **_FRAME)
-        _leave_room(axes, 0.3)
-    return drawn
+        charts.legend_above(axes)
+    return bool(snapshots or models)
 
 
 def between(axes: Any, cells: Sequence[Cell], entries: Entries, statistics: str) -> bool:
-    """Figure 5: errors between the last snapshot and each earlier one, of the first seed that has them."""
-    found = [run.between for cell in cells for run in runs_of(cell, entries) if run.between]
-    for line in found[0].lines if found else ():
-        errors = line.interpolated_percent if statistics == "interpolated" else line.estimated_percent
-        colour = _ORDINALS[(line.snapshot - 1) % len(_ORDINALS)]
-        axes.plot(found[0].last_share, errors, color=colour, label=f"snapshot {line.snapshot}")
-    if found:
-        words = {"interpolated": "statistics interpolated", "estimated": "statistics estimated anew"}[statistics]
-        axes.set(xlabel="λ (1: the last snapshot)", ylabel=f"test error, %\n({words})", xlim=(0, 1))
-        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-        if statistics == "estimated":
-            place = {"xycoords": "axes fraction", "ha": "right", "va": "top", "size": _SMALL, "color": MUTED}
-            axes.annotate(f"from {found[0].estimated_from}", (1, 1), bbox=CLEARING, **place)
-            _leave_room(axes, 0.1)
-    return bool(found)
+    """Figure 5: the error between the last snapshot and each earlier one, for the first seed that has it."""
+    found = [run.between for cell in cells for run in runs_of(cell, entries) if run.between and run.between.lines]
+    if not found:
+        return False
+    charts.lines_between(axes, found[0], statistics)
+    words = {"interpolated": "statistics interpolated", "estimated": "statistics re-estimated"}[statistics]
+    axes.set(xlabel="λ (1: the last snapshot)", ylabel=f"test error, %\n({words})")
+    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    if statistics == "estimated":
+        charts.small_note(axes, f"from {found[0].estimated_from}")
+    return True
 
 
 def correlation(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
-    """Figure 6: the correlation of every two snapshots' softmax, of the first seed."""
+    """Figure 6: the correlation between the softmax outputs of every two snapshots, for the first seed."""
     runs = [run for cell in cells for run in runs_of(cell, entries)]
-    if not runs:
-        return False
-    matrix = np.array(runs[0].correlation)
-    axes.grid(visible=False)
-    axes.imshow(matrix, cmap="Blues", vmin=0.5, vmax=1.1)  # one scale for all runs, and white is legible on 1
-    for (row, column), value in np.ndenumerate(matrix):
-        shown = f"{value:.3f}" if 0.995 <= value < 1 else f"{value:.2f}"  # 1.00 is itself
-        axes.text(column, row, shown, ha="center", va="center", color="white" if value > 0.85 else INK)
-    ticks = range(len(matrix))
-    axes.set_xticks(ticks, [str(k + 1) for k in ticks])
-    axes.set_yticks(ticks, [str(k + 1) for k in ticks])
-    axes.tick_params(length=0)
-    axes.set(xlabel="snapshot", ylabel="snapshot")
-    return True
+    if runs:
+        charts.matrix(axes, np.array(runs[0].correlation), "{:.3f}", limits=(0.5, 1))  # the same scale in all panels
+    return bool(runs)
 
 
-def over_time(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
+def growing(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     """The supplement: each snapshot alone, the first m together, and the single model."""
     snapshot, single = cells
     runs = runs_of(snapshot, entries)
-    if not runs:
-        return False
-    ms = range(1, snapshot.recipe.cycles + 1)
-    axes.plot(ms, _mean([run.snapshot_percent for run in runs]), "o-", color=SINGLE, label="each snapshot alone")
-    axes.plot(ms, _mean([run.first_percent for run in runs]), "s-", color=ENSEMBLE, label="the first m together")
-    _name(axes, _level(axes, measured(single, entries)), "best")
-    axes.set(xlabel="m, snapshots so far", ylabel="test error, %", xlim=(0.8, len(ms) + 0.2))
-    axes.set_xticks(ms)
-    return True
-
-
-def _line(axes: Any, points: dict[int, list[float]], words: str, colour: str, marker: str) -> bool:
-    """The mean of each list, and the single values where there are several."""
-    if points:
-        xs = sorted(points)
-        axes.plot(xs, [np.mean(points[x]) for x in xs], color=colour, marker=marker, label=words)
-    for x, values in points.items():
-        if len(values) > 1:
-            axes.plot([x] * len(values), values, linestyle="", marker="_", color=colour, markersize=7)
-    return bool(points)
-
-
-def _level(axes: Any, errors: Sequence[float]) -> dict[str, Any]:
-    """The single model's error, as a line; it, by its name."""
-    if not errors:
-        return {}
-    level = float(np.mean(errors))
-    line = axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
-    return {f"single {level:.2f}": line}
-
-
-def _name(axes: Any, drawn: dict[str, Any], place: str) -> None:
-    """A small legend."""
-    if drawn:
-        style = {"fontsize": _SMALL, "labelcolor": BASELINE, "handlelength": 2.4, "borderaxespad": 0, **_FRAME}
-        axes.legend(list(drawn.values()), list(drawn), loc=place, **style)
-
-
-def _leave_room(axes: Any, share: float) -> None:
-    """Above what is drawn, for words."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + share * (high - low))
+    if runs:
+        alone, first = (_mean([getattr(run, f"{of}_percent") for run in runs]) for of in ("snapshot", "first"))
+        charts.small_legend(axes, charts.growing(axes, alone, first, measured(single, entries)), "best")
+        axes.set_xlim(0.8, len(alone) + 0.2)
+    return bool(runs)
 
 
 def _rate(cells: Sequence[Cell]) -> str:
-    return " and ".join(f"α₀ = {lr:g}" for lr in sorted({cell.recipe.lr for cell in cells}))
+    return " and ".join(f"α₀ = {lr:g}" for lr in sorted({cell.recipe.optimizer.lr for cell in cells}))
 
 
-def _mean(series: Sequence[tuple[float, ...]]) -> list[float]:
+def _mean(series: Sequence[Sequence[float]]) -> list[float]:
     return [float(np.mean(values)) for values in zip(*series, strict=True)]

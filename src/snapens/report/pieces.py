@@ -1,4 +1,4 @@
-"""The pieces of a report as files of their own: charts as images, tables as CSV or JSON."""
+"""The pieces of a report as separate files: charts as images, tables as CSV or JSON."""
 
 import csv
 import io
@@ -8,28 +8,27 @@ from typing import Any, Literal, get_args
 
 from ..lab.recipe.recipe import unknown
 from ..lab.records.run import Run
-from ..lab.records.scores import Score
+from ..lab.records.scores import THRESHOLDS, Score
 from ..storage import durable, jsonfile
-from . import charts
+from . import page_charts
 from .account import Account
 from .evidence import Difference
-from .exits import THRESHOLDS
 from .summary import Summary, summarise
 
 Format = Literal["png", "svg", "csv", "json"]
 Row = dict[str, Any]
 
 
-def pieces(runs: Sequence[Run], folder: Path, format: Format) -> list[Path]:
-    """Write each chart (png, svg) or each table (csv, json) of some runs; the paths of the files."""
+def pieces(runs: Sequence[Run], folder: Path, format: Format, focus: str | None = None) -> list[Path]:
+    """Write each chart (png, svg) or each table (csv, json) of some runs; returns the paths of the files."""
     if format not in get_args(Format):
         raise unknown("format", format, get_args(Format))
-    contents = _contents(summarise(runs), format)
+    contents = _contents(summarise(runs, focus), format)
     return [durable.write(folder / f"{name}.{format}", content) for name, content in contents]
 
 
 def tables(summary: Summary) -> dict[str, list[Row]]:
-    """Every table of a report, by name; rows of one table have the same keys."""
+    """Every table of a report by name; the rows of a table have the same keys."""
     details = summary.details
     return {
         "answer": list(_answer(summary)),
@@ -40,8 +39,8 @@ def tables(summary: Summary) -> dict[str, list[Row]]:
         "training": list(_training(summary.focus)),
         "snapshots": list(_snapshots(summary.focus)),
         "exits": list(_exits(summary)),
-        "correlation": list(_pairs("correlation", details.correlation)),
-        "disagreement": list(_pairs("disagreement", details.disagreement)),
+        "correlation": list(_pairs("correlation", details.quality.correlation)),
+        "disagreement": list(_pairs("disagreement", details.quality.disagreement)),
         "lines": list(_lines(summary)),
         "reliability": [
             {"predictor": predictor, **vars(found)}
@@ -55,7 +54,7 @@ def tables(summary: Summary) -> dict[str, list[Row]]:
 
 def _contents(summary: Summary, form: Format) -> Iterator[tuple[str, bytes]]:
     if form in ("png", "svg"):
-        for name, chart in charts.draw(summary).items():
+        for name, chart in page_charts.draw(summary).items():
             yield name, chart.png() if form == "png" else chart.svg()
         return
     for name, rows in tables(summary).items():
@@ -88,7 +87,7 @@ def _answer(summary: Summary) -> Iterator[Row]:
 def _run(account: Account) -> Row:
     return {
         "run": account.name,
-        "method": account.recipe.method,
+        "method": account.recipe.method.kind,
         "seed": account.recipe.seed,
         "error_last": account.single.error,
         **{f"{name}_ensemble": value for name, value in vars(account.ensemble).items()},
@@ -101,12 +100,12 @@ def _methods(summary: Summary) -> Iterator[Row]:
         row: Row = {"method": method.name, "runs": method.runs}
         for name in ("last", "ensemble", "nll", "ece", "seconds"):
             spread = getattr(method, name)
-            row |= {f"{name}_mean": spread and spread.mean, f"{name}_deviation": spread and spread.deviation}
+            row |= {f"{name}_mean": spread.mean, f"{name}_deviation": spread.deviation}
         yield row
 
 
 def _differences(summary: Summary) -> Iterator[Row]:
-    """The error of the run that the report is about less each other one's, paired."""
+    """The error of the run that the report is about minus that of every other run, paired."""
     predictors = ("last snapshot", "ensemble")  # as in Account.wrong
     for predictor, wrong in zip(predictors, summary.focus.wrong, strict=True):
         for account in summary.accounts:
@@ -134,8 +133,8 @@ def _exits(summary: Summary) -> Iterator[Row]:
     exits, images = summary.details.exits, summary.details.evidence.part
     for m, (errors, nlls, used) in enumerate(zip(exits.error, exits.nll, exits.used, strict=True), 1):
         for threshold, *found in zip(THRESHOLDS, errors.tolist(), nlls.tolist(), used.tolist(), strict=True):
-            worth = dict(zip(("error", "nll", "members_asked"), found, strict=True))
-            yield {"images": images, "m": m, "confidence": threshold, **worth}
+            values = dict(zip(("error", "nll", "members_evaluated"), found, strict=True))
+            yield {"images": images, "m": m, "confidence": threshold, **values}
 
 
 def _pairs(name: str, values: Any) -> Iterator[Row]:
@@ -156,7 +155,8 @@ def _lines(summary: Summary) -> Iterator[Row]:
 def _examples(summary: Summary) -> Iterator[Row]:
     members = len(summary.focus.members)
     for example in summary.details.examples:
-        row: Row = {"test_image": example.index, "truth": example.truth}
-        for k, vote in enumerate(example.votes):
-            row |= {f"snapshot_{members - k}": vote.name, f"snapshot_{members - k}_probability": vote.probability}
-        yield row | {"ensemble": example.says[-1].name, "ensemble_probability": example.says[-1].probability}
+        row: Row = {"test_image": example.index, "file": example.file, "truth": example.truth}
+        predictions = {f"snapshot_{members - k}": found for k, found in enumerate(example.members)}
+        for name, found in {**predictions, "ensemble": example.means[-1]}.items():
+            row |= {name: found.name, f"{name}_probability": found.probability}
+        yield row

@@ -1,4 +1,4 @@
-"""The README's table of results: what was measured, beside what the paper prints, with n and hardware."""
+"""The README's table of results: our values beside the published ones, with n and hardware."""
 
 import html
 
@@ -7,6 +7,7 @@ from ..lab.paper import cells as paper
 from ..lab.paper.ledger import Entries, measured, origins
 from . import names
 from .formats import markdown_row
+from .spread import Spread
 from .tables import Value
 
 BEGIN = "<!-- results: begin (made from the ledger; do not edit) -->"
@@ -14,7 +15,7 @@ END = "<!-- results: end -->"
 
 
 def results(entries: Entries) -> str:
-    """A table in Markdown: one line for each published number that we measured, however many tables have it."""
+    """A table in Markdown: one line per published number that we measured, even if several tables show it."""
     rows = [
         ["network", "data", "method", "paper, %", "ours, %", "difference, points", "n", "hardware"],
         ["---", "---", "---", "---:", "---:", "---:", "---:", "---"],
@@ -23,40 +24,39 @@ def results(entries: Entries) -> str:
     for cell in paper.cells():
         numbers.setdefault((cell.recipe, cell.reads, cell.seeds), cell)
     for cell in sorted(numbers.values(), key=_network_and_dataset):
-        value = Value(cell, tuple(measured(cell, entries)))
+        value = Value(cell, Spread(tuple(measured(cell, entries))))
         if value.difference is not None:
             rows.append(_row(value, sorted({origin.device for origin in origins(cell, entries)})))
     return "\n".join(map(markdown_row, rows)) if len(rows) > 2 else "Nothing has been measured yet."
 
 
 def update(text: str, block: str) -> str:
-    """A text with what stands between its two markers made anew."""
+    """A text in which the part between the two markers is replaced."""
     begin, end = text.find(BEGIN), text.find(END)
     if not (text.count(BEGIN) == text.count(END) == 1 and begin < end):
-        raise ArgumentError(f"text must hold the lines {BEGIN} and {END}, in this order and once each: add them")
+        raise ArgumentError(f"text must have the lines {BEGIN} and {END}, once each and in this order: add them")
     return f"{text[: begin + len(BEGIN)]}\n\n{block}\n\n{text[end:]}"
 
 
 def _network_and_dataset(cell: paper.Cell) -> tuple[int, int]:
-    network, dataset = cell.name.split("-")[:2]
-    return list(names.NETWORKS).index(network), list(names.DATASETS).index(dataset)
+    return list(names.NETWORKS).index(cell.network), list(names.DATASETS).index(cell.dataset)
 
 
 def _row(value: Value, hardware: list[str]) -> list[str]:
-    name = value.cell.name
-    spread = "" if value.spread is None else f" ± {value.spread:.2f}"
+    cell, ours = value.cell, value.ours
+    spread = "" if ours.deviation is None else f" ± {ours.deviation:.2f}"
     return [
-        names.network(name),
-        names.dataset(name),
-        names.method(name),
+        names.NETWORKS[cell.network],
+        names.DATASETS[cell.dataset],
+        names.METHODS[cell.method],
         value.published.replace("*", "\\*"),
-        f"{value.mean:.2f}{spread}",
+        f"{ours.mean:.2f}{spread}",
         f"{value.difference:+.2f}",
-        str(value.n),
+        str(ours.n),
         ", ".join(map(_escaped, hardware)),
     ]
 
 
 def _escaped(words: str) -> str:
-    """As itself in a cell of a Markdown table, whatever the characters."""
+    """Text that a cell of a Markdown table shows unchanged."""
     return "".join(f"&#{ord(mark)};" if mark in "|\\`*_[]~:" else mark for mark in html.escape(words))

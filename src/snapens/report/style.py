@@ -1,4 +1,4 @@
-"""How a chart looks: one size of type, hairlines, and few colours, each with a name that a page can give another."""
+"""The look of charts: one font size, thin lines, and a few colours, each with a name that a page can redefine."""
 
 import io
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ COLOURS = {
     SINGLE: "single",
     BASELINE: "baseline",
 }
-"""What each colour is called in the page's style sheet."""
+"""The name of each colour in the page's style sheet."""
 CLEARING = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
-"""Behind words that a line may cross."""
+"""A background for text that a line may cross."""
 
 _SETTINGS = {
     "axes.axisbelow": True,
@@ -60,7 +60,7 @@ _SETTINGS = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Whatever is drawn inside looks like this, whatever the user's own settings are."""
+    """A context in which charts have this look, independent of the user's own settings."""
     matplotlib = package("matplotlib", "report")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -69,16 +69,16 @@ def drawing() -> Iterator[None]:
 
 
 def figure(width: float = 350, height: float = 235) -> Any:
-    """An empty figure of so many points, drawn without a display."""
+    """An empty figure with a size in points; it needs no display."""
     return package("matplotlib.figure", "report").Figure(figsize=(width / 72, height / 72))
 
 
 def saved(drawn: Any, kind: str, salt: str) -> bytes:
-    """A figure as "svg" or "png": the same bytes each time; `salt` keeps the names inside two figures apart."""
+    """A figure as "svg" or "png", the same bytes each time; `salt` keeps ids of different figures distinct."""
     content = io.BytesIO()
     with drawing():
         package("matplotlib", "report").rcParams["svg.hashsalt"] = salt
         drawn.get_layout_engine().execute(drawn)
-        drawn.set_layout_engine("none")  # a second layout of the same figure would differ by a hair
+        drawn.set_layout_engine("none")  # a second layout of the same figure would differ slightly
         drawn.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return content.getvalue()

@@ -1,27 +1,33 @@
-"""Summary: every number of a report, as plain data, from run folders alone."""
+"""Summary: every number of a report as plain data, computed from run folders alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
+from ..lab.recipe.recipe import Recipe, unknown
 from ..lab.records.run import Run, require_same_test
-from ..lab.records.scores import Running
+from ..lab.records.scores import Quality
 from .account import Account
 from .comparison import Method, compare
 from .details import Details
 from .evidence import Difference
 from .verdict import Finding, basis, verdict
 
+_METHOD_SETTINGS = {"method.kind", "method.cycles", "method.pattern", "optimizer.lr", "seed"}
+"""The settings in which a run and its baseline may differ."""
+_RANKS = {"singlecycle": 1, "single": 2}
+"""A report is about a run of the lowest rank; that of all other methods is 0."""
+
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in all detail, a baseline for it if there is one, and all runs side by side."""
+    """One run in detail, its baseline if there is one, and all runs side by side."""
 
     focus: Account
-    """The first Snapshot Ensemble; where there is none, the first of fresh cycles, or else of all."""
+    """The run that the report is about."""
     details: Details
     baseline: Account | None
-    """A run on the standard schedule: the one that is most like the focus."""
+    """A finished run with the standard schedule that matches the focus; of several, the most similar one."""
     accounts: tuple[Account, ...]
     methods: tuple[Method, ...]
     findings: tuple[Finding, ...]
@@ -29,52 +35,37 @@ class Summary:
 
     @property
     def over_last(self) -> Difference:
-        """The ensemble's error less the last snapshot's."""
+        """The ensemble's error minus that of the last snapshot."""
         return Difference.of(self.focus.wrong[1], self.focus.wrong[0])
 
     @property
     def over_baseline(self) -> Difference | None:
-        """The ensemble's error less that of the baseline's last snapshot."""
+        """The ensemble's error minus that of the baseline's last snapshot."""
         return _over(self.focus, self.baseline)
 
 
-_SAME_TASK = (
-    "network",
-    "dataset",
-    "epochs",
-    "batch",
-    "dropout",
-    "weight_decay",
-    "momentum",
-    "held_out",
-    "held_out_seed",
-)
-"""What a baseline has in common with the run that it is held against; the rate is its own."""
+def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
+    """Read each run once; all must have been tested on the same images.
 
-
-_RANKS = {"singlecycle": 1, "single": 2}
-"""A report is about the first run of the lowest rank."""
-
-
-def summarise(runs: Sequence[Run]) -> Summary:
-    """Read each run once; they must have been tested on the same images."""
+    `focus` names the folder of the run that the report is about. By default that is a Snapshot Ensemble; of several,
+    the one with the most matching baselines, then a complete one, then the first by name.
+    """
     if not runs:
         raise ArgumentError("runs must name at least one run folder, got none")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise ArgumentError(f"runs must be different folders, got {', '.join(str(run.path) for run in runs)}")
-    chosen = min(range(len(runs)), key=lambda k: _RANKS.get(runs[k].recipe.method, 0))
-    order = [chosen, *(k for k in range(len(runs)) if k != chosen)]  # one run's outputs in memory at a time
-    found: dict[int, Account] = {}
-    for k in order:
-        outputs = runs[k].outputs()
-        if k == chosen:
+    chosen = _focus(runs, focus)
+    found: dict[Run, Account] = {}
+    for run in (chosen, *(run for run in runs if run is not chosen)):  # outputs of one run in memory at a time
+        outputs = run.outputs()
+        if run is chosen:
             labels = outputs.labels
-        require_same_test(runs[chosen], labels, runs[k], outputs.labels)
-        running = Running.of(outputs.probabilities, outputs.labels)
-        found[k] = Account.of(runs[k], outputs, running)
-        if k == chosen:
-            details = Details.of(runs[k], found[k], outputs, running)
-    accounts = tuple(found[k] for k in range(len(runs)))
+        require_same_test(chosen, labels, run, outputs.labels)
+        quality = Quality.of(outputs.log_probabilities, outputs.labels)
+        found[run] = Account.of(run, outputs.log_probabilities.shape[-1], quality)
+        if run is chosen:
+            details = Details.of(run, found[run], outputs, quality)
+    accounts = tuple(found[run] for run in runs)
     baseline = _baseline(found[chosen], accounts)
     over = _over(found[chosen], baseline)
     return Summary(
@@ -88,16 +79,34 @@ def summarise(runs: Sequence[Run]) -> Summary:
     )
 
 
+def _focus(runs: Sequence[Run], name: str | None) -> Run:
+    names = {run.path.resolve().name: run for run in reversed(runs)}
+    if name is not None:
+        if name not in names:
+            raise unknown("focus", name, names)
+        return names[name]
+
+    singles = [run.recipe for run in runs if run.recipe.method.kind == "single" and _is_complete(run)]
+
+    def order(run: Run) -> tuple[int, int, bool, str]:
+        baselines = sum(_is_baseline(single, run.recipe) for single in singles)
+        return _RANKS.get(str(run.recipe.method.kind), 0), -baselines, not _is_complete(run), run.path.resolve().name
+
+    return min(runs, key=order)
+
+
+def _is_baseline(recipe: Recipe, focus: Recipe) -> bool:
+    """Whether a recipe is the standard schedule for the same task and budget."""
+    differing = {line.partition(":")[0] for line in recipe.differences(focus)}
+    return recipe.method.kind == "single" != focus.method.kind and differing <= _METHOD_SETTINGS
+
+
+def _is_complete(run: Run) -> bool:
+    return len(run.snapshots.steps) == run.recipe.method.cycles
+
+
 def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
-    if focus.recipe.method == "single":
-        return None
-    singles = [
-        account
-        for account in accounts
-        if account.recipe.method == "single"
-        and account.complete
-        and all(getattr(account.recipe, name) == getattr(focus.recipe, name) for name in _SAME_TASK)
-    ]
+    singles = [one for one in accounts if one.complete and _is_baseline(one.recipe, focus.recipe)]
     return min(singles, key=lambda single: len(single.recipe.differences(focus.recipe)), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Charts as SVG inside a page: themed by its style sheet, told in words to those who cannot see them."""
+"""Charts as SVG inside a page: coloured by its style sheet, with a title and a description for screen readers."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _LEFT_TO_THE_PAGE = ("font-family",)
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn figure, its title, and in a sentence what it shows."""
+    """A drawn figure, its title, and a sentence that describes it."""
 
     name: str
     figure: Any
@@ -24,18 +24,18 @@ class Chart:
     description: str
 
     def svg(self) -> bytes:
-        """A file of its own."""
+        """The content of an SVG file."""
         return style.saved(self.figure, "svg", self.name)
 
     def png(self) -> bytes:
-        """A file of its own."""
+        """The content of a PNG file."""
         return style.saved(self.figure, "png", self.name)
 
     def inline(self) -> str:
         """An `<svg>` element for a page.
 
-        A strict policy forbids style attributes, so they become attributes of SVG's own; a colour of
-        `style.COLOURS` also becomes a class, through which the page's theme has the last word.
+        A strict policy forbids style attributes, so they become presentation attributes of SVG. A colour of
+        `style.COLOURS` also becomes a class, so that the style sheet of the page can change it.
         """
         ElementTree.register_namespace("", _SVG)
         root = ElementTree.fromstring(self.svg())
@@ -46,7 +46,7 @@ class Chart:
             _without_style(element)
         _rename(root, self.name)
         self._name(root)
-        text = ElementTree.tostring(root, encoding="unicode").replace(f' xmlns="{_SVG}"', "", 1)  # HTML knows it
+        text = ElementTree.tostring(root, encoding="unicode").replace(f' xmlns="{_SVG}"', "", 1)  # HTML implies it
         return re.sub(r"\s*\n\s*", " ", text)
 
     def _name(self, root: ElementTree.Element) -> None:
@@ -76,7 +76,7 @@ def _without_style(element: ElementTree.Element) -> None:
 
 
 def _rename(root: ElementTree.Element, name: str) -> None:
-    """Names that something refers to become this chart's own; all others go, but for marks that a script looks for."""
+    """Prefix ids that are referred to with the chart's name, and remove all others except marks for the script."""
     for element in root.iter():
         if (target := element.attrib.pop(f"{{{_XLINK}}}href", None)) is not None:
             element.set("href", target)

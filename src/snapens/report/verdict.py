@@ -1,4 +1,4 @@
-"""The verdict: from evidence to sentences, each with its reasons. Every threshold stands here, with why."""
+"""The verdict: from evidence to findings, each with its reason. All thresholds are in this file, with their reasons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,233 +8,238 @@ from typing import Literal
 from .evidence import Difference, Evidence
 
 CHANCE = 0.025
-"""How often chance alone may have a difference counted: one in forty looks; several looks share it."""
+"""The largest p-value of a difference that counts; several comparisons for one finding share it."""
 STILL_IMPROVING = 0.05
-"""A share of its error that a late cycle takes off: below it, longer cycles would hardly change the last snapshot."""
+"""The relative reduction of the error by a late cycle that counts. Below it, longer cycles would hardly change the last
+snapshot."""
 FLAT_POINTS, FLAT_SHARE = 1.0, 0.1
-"""The most that the error rises on a line without a bump: so many points, or that share of the last snapshot's error if
-that is less; where the noise of few images is more, nothing is said."""
+"""A line has no bump if the error rises by at most this many points, or by at most this share of the last snapshot's
+error if that is less. Where the noise of few images is larger, there is no finding."""
 SAME_ANSWERS = 0.25
-"""Answers that differ from the last snapshot's, in shares of its error. Neighbours after the last drop of a standard
-schedule differ by 0.08 to 0.22, those of a cyclic run by 0.32 to 0.79, models that share nothing by 0.92 to 1.02 (the
-demo's ten seeds, the ledger's 13 runs). A weak early snapshot differs by its own errors too."""
-_STANDARD_ERRORS = 2.0  # about CHANCE, for what is no paired difference
+"""The share of predictions that differ from the last snapshot's, divided by its error, below which snapshots count as
+nearly identical. Neighbours after the last drop of a standard schedule have 0.08 to 0.22, neighbours in a cyclic run
+0.32 to 0.79, independent models 0.92 to 1.02 (the demo's ten seeds, the ledger's 13 runs). The errors of a weak early
+snapshot also count as differences."""
+_STANDARD_ERRORS = 2.0  # about CHANCE, for values that are not paired differences
+_SINGLE = "a single model trained equally long with the standard schedule"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know about a run: in short, with its reasons, and what to do about it if anything."""
+    """One conclusion about a run, with its reason and, where possible, advice."""
 
     kind: Literal["good", "note", "warning"]
-    says: str
-    because: str
+    text: str
+    reason: str
 
 
 def verdict(evidence: Evidence, under_standard: Difference | None = None) -> list[Finding]:
-    """What the numbers amount to; rules without a finding say nothing, and most wait until a run is finished.
+    """The findings that follow from the evidence; most rules apply to finished runs only.
 
-    `under_standard` is the test error of one model on the standard schedule, if there is one, less the ensemble's.
+    `under_standard` is the test error of a single model with the standard schedule, if there is one, minus that of the
+    ensemble.
     """
     if guess := _guess(evidence):
         return [guess]
-    whole = (partial(_standard, under=under_standard), _less_likely, _enough, _hurtful, _short, _alike, _valley)
-    rules = (_gain, _unfinished) if evidence.missing else (_gain, *whole)
+    finished = (partial(_standard, under=under_standard), _less_likely, _enough, _hurtful, _short, _alike, _valley)
+    rules = (_gain, _unfinished) if evidence.missing else (_gain, *finished)
     return [finding for rule in rules if (finding := rule(evidence)) is not None]
 
 
 def basis(evidence: Evidence) -> str:
-    """What the findings rest on, and so what they may be used for."""
+    """Which images the findings are based on, and what they may be used for."""
     if evidence.part == "held_out":
         return (
-            f"From {evidence.examples:,} training images that were held out: what is chosen here may be reported on "
-            "the test set. What is said of the test error is of test images."
+            f"The findings are based on {evidence.examples:,} held-out images, so you may use them to choose m or the "
+            "number of cycles. Statements about the test error are based on the test images."
         )
     return (
-        f"A description of the {evidence.examples:,} test images, not a choice: no images were held out. To choose m "
-        "or the number of cycles, train with --held-out N and ask again."
+        f"The findings describe the {evidence.examples:,} test images, because no images were held out. Do not use "
+        "them to choose m or the number of cycles: train with --held-out N and write the report again."
     )
 
 
 def _guess(evidence: Evidence) -> Finding | None:
-    """Has anything been learned; if not, nothing else is worth a word."""
+    """Whether anything was learned; if not, there is no other finding."""
     learned, error = evidence.learned, evidence.ensemble_errors[-1]
     if learned.chance <= CHANCE:
         return None
-    because = (
-        f"Always answering the most frequent class errs on {_percent(error + learned.value)} of {_images(evidence)}, "
-        f"the ensemble on {_percent(error)}. Look at the training loss, the learning rate and the labels first."
+    reason = (
+        f"On {_images(evidence)}, always predicting the most frequent class has an error of "
+        f"{_percent(error + learned.value)}, and the ensemble has {_percent(error)}. "
+        "Check the training loss, the learning rate and the labels first."
     )
-    return Finding("warning", "The ensemble is no better than a guess, as far as these images tell.", because)
+    return Finding("warning", "The ensemble is not measurably better than guessing.", reason)
 
 
 def _gain(evidence: Evidence) -> Finding | None:
-    """Does the ensemble pay at all: all members against the last alone."""
+    """Whether the ensemble is better than its last snapshot."""
     members, gain = len(evidence.member_errors), evidence.gain
     if members == 1:
-        return Finding("note", "There is one snapshot: nothing to average.", "Train with more cycles for an ensemble.")
-    how = "fewer" if gain.value >= 0 else "more"
-    because = (
-        f"The last snapshot errs on {_percent(evidence.member_errors[-1])} of {_images(evidence)}, all {members} "
-        f"together on {_percent(evidence.ensemble_errors[-1])}: {_points(abs(gain.value))} {how}, with a paired "
+        text = "There is only one snapshot, so there is nothing to average."
+        return Finding("note", text, "Train with more cycles to get an ensemble.")
+    reason = (
+        f"On {_images(evidence)}, the error of the last snapshot is {_percent(evidence.member_errors[-1])} and the "
+        f"error of all {members} together is {_percent(evidence.ensemble_errors[-1])}: {_lower(gain)}, with a paired "
         f"standard error of {_points(gain.standard_error)}."
     )
     if gain.chance <= CHANCE:
-        return Finding("good", "The ensemble errs less than its last snapshot, beyond noise.", because)
+        return Finding("good", "The ensemble is better than its last snapshot, beyond noise.", reason)
     if (-gain).chance <= CHANCE:
-        return Finding("warning", "The ensemble errs more than its last snapshot.", because)
-    return Finding("note", "The ensemble errs no less than its last snapshot, as far as these images tell.", because)
+        return Finding("warning", "The ensemble is worse than its last snapshot, beyond noise.", reason)
+    return Finding("note", "The ensemble is not measurably better than its last snapshot.", reason)
 
 
 def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
-    """Does the ensemble pay: all members against what else one could have trained."""
+    """Whether the ensemble is better than a model with the standard schedule."""
     if under is None or len(evidence.member_errors) == 1:
         return None
-    how = "below" if under.value >= 0 else "above"
-    because = (
-        f"Its test error is {_points(abs(under.value))} {how} that model's, with a paired standard error of "
-        f"{_points(under.standard_error)}. Another seed of either may give another answer."
+    reason = (
+        f"The ensemble's test error is {_lower(under)} than that of the single model, with a paired standard error of "
+        f"{_points(under.standard_error)}. Other seeds may give another result."
     )
-    one = "one model trained as long on the standard schedule"
     if under.chance <= CHANCE:
-        return Finding("good", f"The ensemble errs less than {one}, beyond noise.", because)
+        return Finding("good", f"The ensemble is better than {_SINGLE}, beyond noise.", reason)
     if (-under).chance <= CHANCE:
-        return Finding("warning", f"The ensemble errs more than {one}.", because)
-    return Finding("note", f"The ensemble and {one} err alike, as far as the test images tell.", because)
+        return Finding("warning", f"The ensemble is worse than {_SINGLE}, beyond noise.", reason)
+    return Finding("note", f"The ensemble is not measurably better or worse than {_SINGLE}.", reason)
 
 
 def _unfinished(evidence: Evidence) -> Finding:
-    there = len(evidence.member_errors)
-    says = f"The run is unfinished: {there} of {there + evidence.missing} snapshots."
-    return Finding("note", says, "Early snapshots always look worse than they will; the rest is said at the end.")
+    found = len(evidence.member_errors)
+    text = f"The run is not finished: {found} of {found + evidence.missing} snapshots exist."
+    return Finding("note", text, "Early snapshots are worse than later ones. A finished run has more findings.")
 
 
 def _less_likely(evidence: Evidence) -> Finding | None:
-    """The ensemble's probabilities may be worse where its choices are not: weak members make it unsure."""
+    """Whether the ensemble's probabilities are worse; weak members can lower its confidence too much."""
     last, together = evidence.nll
     if together - last <= _STANDARD_ERRORS * evidence.nll_noise:
         return None
-    because = (
-        f"NLL {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}. "
-        "Calibrate it on images that were held out before its probabilities are used."
+    reason = (
+        f"The NLL is {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}. "
+        "Calibrate the ensemble on held-out images before you use its probabilities."
     )
-    return Finding("warning", "The ensemble's probabilities are worse than its last snapshot's.", because)
+    return Finding("warning", "The ensemble's probabilities are worse than those of its last snapshot.", reason)
 
 
 def _enough(evidence: Evidence) -> Finding | None:
-    """The smallest m within one paired standard error of the best."""
+    """The smallest m within one paired standard error of the best m."""
     members = len(evidence.over_best)
     if members == 1:
         return None
     best = min(range(members), key=lambda k: evidence.ensemble_errors[k])
     enough = next(k for k, difference in enumerate(evidence.over_best) if difference.value <= difference.standard_error)
-    said = f"{_percent(evidence.ensemble_errors[enough])} with {_the_last(enough + 1)}"
+    error = f"The error is {_percent(evidence.ensemble_errors[enough])} with {_the_last(enough + 1)}"
     if enough == best == 0:
-        because = f"{said}: no more of them are better."
+        reason = f"{error}, and more snapshots do not lower it."
     elif enough == best:
-        because = f"{said} is the best, and every smaller m is worse by more than one paired standard error."
+        reason = f"{error}. Every smaller m is worse by more than one paired standard error."
         if enough == members - 1:
-            return Finding("note", f"It takes all {members}.", because)
+            return Finding("note", f"All {members} snapshots are needed.", reason)
     else:
-        because = (
-            f"{said}, {_percent(evidence.ensemble_errors[best])} with the best m = {best + 1}: within one paired "
-            f"standard error ({_points(evidence.over_best[enough].standard_error)})."
+        reason = (
+            f"{error} and {_percent(evidence.ensemble_errors[best])} with the best m = {best + 1}; the difference is "
+            f"within one paired standard error ({_points(evidence.over_best[enough].standard_error)})."
         )
-    return Finding("note", f"m = {enough + 1} of {members} is enough.", because)
+    return Finding("note", f"m = {enough + 1} of {members} is enough.", reason)
 
 
 def _hurtful(evidence: Evidence) -> Finding | None:
-    """Early snapshots that hurt: some smaller m beats all together beyond noise."""
+    """Whether early snapshots make the ensemble worse: a smaller m is better than all members, beyond noise."""
     members = len(evidence.over_fewer)
     chance = CHANCE / max(members - 1, 1)
     better = [k for k, difference in enumerate(evidence.over_fewer) if difference.chance <= chance]
     if not better:
         return None
     best = min(better, key=lambda k: evidence.ensemble_errors[k])
-    gain = evidence.over_fewer[best]
-    early = "The first snapshot hurts" if members - best == 2 else f"The first {members - best - 1} snapshots hurt"
-    because = (
-        f"{_percent(evidence.ensemble_errors[best])} with {_the_last(best + 1)}, "
-        f"{_percent(evidence.ensemble_errors[-1])} with all {members}: {_points(gain.value)} more, with a paired "
+    gain, early = evidence.over_fewer[best], members - best - 1
+    reason = (
+        f"The error is {_percent(evidence.ensemble_errors[best])} with {_the_last(best + 1)} and "
+        f"{_percent(evidence.ensemble_errors[-1])} with all {members}: {_points(gain.value)} higher, with a paired "
         f"standard error of {_points(gain.standard_error)}. "
     )
     if evidence.part == "held_out":
-        because += "Leave them out, or give them longer cycles."
+        reason += "Leave the early snapshots out, or use longer cycles."
     else:
-        because += "Longer cycles would help them; before they are left out, look at images that were held out."
-    return Finding("warning", f"{early} the ensemble.", because)
+        reason += "Longer cycles would improve the early snapshots. Before you leave them out, use held-out images."
+    subject = "The first snapshot makes" if early == 1 else f"The first {early} snapshots make"
+    return Finding("warning", f"{subject} the ensemble worse.", reason)
 
 
 def _short(evidence: Evidence) -> Finding | None:
-    """Cycles too short: the last one, or the later half of them on average, still took off much of the error."""
+    """Whether cycles are too short: the last one, or the later half on average, still reduced the error a lot."""
     after = evidence.member_errors[-1]
     for cycles, progress in evidence.progress.items():
         before = evidence.member_errors[-1 - cycles]
         if progress.chance > CHANCE or progress.value < cycles * STILL_IMPROVING * before:
             continue
-        if evidence.restarts[-cycles] != "warm":  # one of them did not begin where the one before ended
+        if evidence.restarts[-cycles] != "warm":  # one of these cycles did not continue the cycle before it
             continue
-        those, each = ("The last cycle", "") if cycles == 1 else (f"The last {cycles} cycles", " a cycle")
-        because = (
-            f"{those} took the error of one snapshot from {_percent(before)} to {_percent(after)}, by "
-            f"{100 * progress.value / before / cycles:.0f} % of it{each} "
+        subject, each = ("The last cycle", "") if cycles == 1 else (f"The last {cycles} cycles", " per cycle")
+        reason = (
+            f"{subject} reduced the error of a snapshot from {_percent(before)} to {_percent(after)}, a relative "
+            f"reduction of {100 * progress.value / before / cycles:.0f} %{each} "
             f"(standard error {_points(progress.standard_error)})"
         )
         loss, least = (evidence.losses[k] for k in (-1 - cycles, -1)) if evidence.losses else (0.0, 0.0)
         if least < loss:
-            because += f", and the training loss at the minimum from {loss:.3g} to {least:.3g}"
-        advice = "Take fewer cycles, or more epochs: snapshots that have not converged make a weaker ensemble."
-        return Finding("warning", "The cycles are too short: snapshots were still improving.", f"{because}. {advice}")
+            reason += f", and the training loss at the minimum from {loss:.3g} to {least:.3g}"
+        advice = "Use fewer cycles or more epochs: snapshots that have not converged make a weaker ensemble."
+        return Finding("warning", "The cycles are too short: snapshots were still improving.", f"{reason}. {advice}")
     return None
 
 
 def _alike(evidence: Evidence) -> Finding | None:
-    """Snapshots whose answers are nearly the last one's: they add little."""
+    """Snapshots that predict nearly the same as the last one and so add little."""
     alike = _same(evidence)
     if not alike:
         return None
     most = max(evidence.disagreements[k - 1] for k in alike)
     flat = [k for k in alike if k in _flat(evidence)]
-    because = (
-        f"The answers differ on {_percent(most)} of the images or fewer, where the last one errs on "
-        f"{_percent(evidence.member_errors[-1])}"
+    reason = (
+        f"At most {_percent(most)} of the predictions differ from those of the last snapshot, whose error is "
+        f"{_percent(evidence.member_errors[-1])}."
     )
     if flat:
-        because += f", and on the line from {_listed(flat)} to the last one the error has no bump: one minimum"
+        reason += f" The error has no bump on the line from {_snapshots(flat).lower()} to the last one."
     advice = {
-        "none": "A standard schedule ends in one minimum: cycles are what makes snapshots differ.",
-        "warm": "Restarts at a higher learning rate, or longer cycles, take the weights further.",
-        "fresh": "They share no weights: the task leaves members little to differ in.",
+        "none": "A standard schedule ends in one minimum; cycles make snapshots differ.",
+        "warm": "Restarts at a higher learning rate, or longer cycles, move the weights further.",
+        "fresh": "These snapshots share no weights, so the task leaves little room for different predictions.",
     }[evidence.restarts[alike[-1] - 1]]
-    return Finding("warning", f"{_snapshots(alike)} nearly the last one again.", f"{because}. {advice}")
+    return Finding(
+        "warning", f"{_snapshots(alike, 'is', 'are')} nearly identical to the last one.", f"{reason} {advice}"
+    )
 
 
 def _valley(evidence: Evidence) -> Finding | None:
-    """Snapshots joined to the last one by a line without a bump, though their answers differ."""
+    """Snapshots with a line to the last one that has no bump, although their predictions differ."""
     joined = [k for k in _flat(evidence) if k not in _same(evidence)]
     if not joined:
         return None
-    because = (
-        "With BatchNorm's statistics estimated anew, the test error on the straight line to the last snapshot is never "
-        f"more than {_flat_points(evidence):.2f} points above the line between the errors of its ends."
+    reason = (
+        "With re-estimated BatchNorm statistics, the test error on the straight line to the last snapshot is never "
+        f"more than {_flat_points(evidence):.2f} points above the straight line between the errors of its ends."
     )
     if evidence.gain.chance <= CHANCE:
-        because += " Their answers differ all the same, which is what the ensemble uses."
+        reason += " The predictions differ nevertheless, and the ensemble gains from that."
     if all(evidence.lines[k].dip_points > 0 for k in joined):
-        because += " Half-way the one network errs less than at either end: an average of the weights may do well too."
-    return Finding("note", f"{_snapshots(joined)} in one valley with the last one.", because)
+        reason += " Half-way, the error is lower than at both ends, so an average of the weights may also be good."
+    return Finding("note", f"{_snapshots(joined, 'is', 'are')} in the same valley as the last one.", reason)
 
 
 def _same(evidence: Evidence) -> list[int]:
-    """Members whose answers are the last one's, but for few, beyond the noise of counting them."""
+    """Members whose predictions differ from those of the last one in few images, beyond the noise of the count."""
     most, n = SAME_ANSWERS * evidence.member_errors[-1], evidence.examples
-    if most == 0:  # all that are right agree
+    if most == 0:  # members without errors agree
         return []
     noise = [_STANDARD_ERRORS * (share * (1 - share) / n) ** 0.5 for share in evidence.disagreements]
     return [k for k, share in enumerate(evidence.disagreements, 1) if share + noise[k - 1] <= most]
 
 
 def _flat(evidence: Evidence) -> list[int]:
-    """Members whose line to the last one has no bump, where there are images enough to see one."""
+    """Members whose line to the last one has no bump, if there are enough images to see one."""
     most = _flat_points(evidence)
     if 100 * _STANDARD_ERRORS * evidence.test_noise > most:
         return []
@@ -249,20 +254,19 @@ def _images(evidence: Evidence) -> str:
     return f"the {evidence.examples:,} {evidence.part.replace('_', '-')} images"
 
 
-def _snapshots(members: Sequence[int]) -> str:
-    """The subject of a sentence, and its verb."""
-    if len(members) == 1:
-        return f"Snapshot {members[0]} is"
-    return f"Snapshots {_listed(members)} are"
-
-
-def _listed(members: Sequence[int]) -> str:
+def _snapshots(members: Sequence[int], one: str = "", several: str = "") -> str:
+    """The subject of a sentence, with its verb for one and for several snapshots."""
     *some, last = map(str, members)
-    return f"{', '.join(some)} and {last}" if some else last
+    return f"Snapshots {', '.join(some)} and {last} {several}".strip() if some else f"Snapshot {last} {one}".strip()
 
 
 def _the_last(m: int) -> str:
-    return "the last one alone" if m == 1 else f"the last {m}"
+    return "the last snapshot alone" if m == 1 else f"the last {m}"
+
+
+def _lower(difference: Difference) -> str:
+    """By how much an ensemble's error is lower, from the other error minus its own."""
+    return f"{_points(abs(difference.value))} {'lower' if difference.value >= 0 else 'higher'}"
 
 
 def _percent(error: float) -> str:

@@ -1,4 +1,4 @@
-"""What goes into the ledger, against loops over the outputs by hand; what comes out of it, and what is refused."""
+"""What the ledger records, against plain loops over the outputs; what is read back, and what is rejected."""
 
 import json
 import subprocess
@@ -15,6 +15,7 @@ from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreErro
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.lab.paper.entry import Entry, Exit, Joint
+from snapens.lab.recipe import Settings
 from snapens.lab.records import source
 from snapens.lab.records.curves import Between, Line
 from snapens.lab.records.run import Run
@@ -30,19 +31,20 @@ def data_sets_of_forty_test_images(monkeypatch):
     monkeypatch.setattr(paper, "TEST_IMAGES", dict.fromkeys(paper.TEST_IMAGES, 40))
 
 
-def finished(folder, recipe=SNAPSHOT, labels=LABELS, trained=7, **last_words):
+def finished(folder, recipe=SNAPSHOT, labels=LABELS, trained=7, images=None, **last_words):
     """A run folder as the engine leaves it, its outputs drawn at random."""
     path = folder / paper.run_name(recipe)
     path.mkdir(parents=True)
-    run, steps = Run(path), recipe.schedule(paper.images(recipe)).snapshot_steps
-    run.begin(recipe, tiny.data().described())
+    images = images or (paper.images(recipe) if recipe.dataset.name in paper.IMAGES else 800)
+    run, steps = Run(path), recipe.schedule(images).snapshot_steps
+    run.begin(recipe, {**tiny.data().described(), "images": {"train": {"count": images}}})
     rng = torch.Generator().manual_seed(recipe.seed)
     store = Snapshots(path)
     store.open_to_write()
     for step in steps:
         logits = 2 * torch.randn(len(labels), 10, generator=rng) + 2 * torch.eye(10)[torch.from_numpy(labels)]
-        run.add_outputs(step, {"test": (logits.log_softmax(-1).half(), torch.from_numpy(labels))})
         store.commit(step, {"weight": torch.full((2,), float(step))})
+        run.add_outputs(step, {"test": (logits.log_softmax(-1).half(), torch.from_numpy(labels))})
     store.close()
     for k in range(trained):
         run.note("trained", step=k, epoch=k / 2, lr=0.1 / (k + 1), loss=2.0 ** -min(k, 20), seconds=1.0)
@@ -65,7 +67,7 @@ def test_an_entry_says_what_the_members_are_worth_alone_and_together(tmp_path):
     run = finished(tmp_path)
     path = ledger.record(run, tmp_path / "results", "3f2a91c")
     entry = ledger.entries(tmp_path / "results")[path.stem]
-    p, m = softmax(run), SNAPSHOT.cycles
+    p, m = softmax(run), SNAPSHOT.method.cycles
     assert path.name == "densenet40-cifar100-snapshot-0.2-seed0.json"
     assert entry.snapshot_percent == pytest.approx([percent(member) for member in p], abs=1e-4)
     assert entry.last_percent == pytest.approx([percent(p[-k:].mean(0)) for k in range(1, m + 1)], abs=1e-4)
@@ -100,7 +102,7 @@ def test_the_confidence_of_an_ensemble_is_that_of_the_calibration_error_by_hand(
         assert found == pytest.approx(total, abs=1e-5)
 
 
-def test_early_exit_asks_the_last_member_first_and_stops_when_the_mean_is_sure(tmp_path):
+def test_early_exit_evaluates_the_last_member_first_and_stops_when_the_mean_is_confident(tmp_path):
     run = finished(tmp_path)
     p, entry = softmax(run), Entry.of_run(run, "c")
     for found in entry.early_exit:
@@ -138,7 +140,7 @@ def test_the_lines_between_snapshots_are_kept_where_they_were_measured(tmp_path)
     assert ledger.record(run, tmp_path / "results", "c") == path  # they may come later
     assert ledger.entries(tmp_path / "results")[path.stem].between == lines
     run.keep_curves(replace(lines, estimated_from="other images"))
-    with pytest.raises(StoreError, match="now has other between: remove"):
+    with pytest.raises(StoreError, match="now differs in between: remove"):
         ledger.record(run, tmp_path / "results", "c")
 
 
@@ -187,14 +189,14 @@ def lose_the_last_snapshot(run):
         (
             lambda run: run.note("trained", epoch=1),
             DamagedError,
-            "log.jsonl must be what snapens wrote",
+            "log.jsonl must be as snapens wrote it",
         ),
-        (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be what snapens wrote"),
-        (lambda run: run.note("finished", seconds=1.0), DamagedError, "must be what snapens wrote, got KeyError"),
-        (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be what snapens"),
+        (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be as snapens wrote it"),
+        (lambda run: run.note("finished", seconds=1.0), DamagedError, "must state seconds, device, torch and snapens"),
+        (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be as snapens"),
     ],
 )
-def test_a_run_that_is_not_whole_is_refused(tmp_path, spoil, kind, message):
+def test_a_run_that_is_not_whole_is_rejected(tmp_path, spoil, kind, message):
     run = finished(tmp_path)
     spoil(run)
     with pytest.raises(kind, match=message):
@@ -202,18 +204,32 @@ def test_a_run_that_is_not_whole_is_refused(tmp_path, spoil, kind, message):
     assert not (tmp_path / "results").exists()
 
 
-def test_a_recipe_that_is_no_cells_is_refused_and_any_seed_is_taken(tmp_path):
-    assert ledger.record(finished(tmp_path, replace(SINGLE, seed=123_456)), tmp_path / "results", "c").exists()
-    for change in ({"lr": 0.3}, {"weight_decay": 5e-4}, {"held_out": 500}, {"epochs": 299}):
-        run = finished(tmp_path / str(change), replace(SINGLE, **change))
-        with pytest.raises(
-            ArgumentError, match=r"run must be of a recipe of the paper's, whatever the seed, got .*list"
-        ):
-            ledger.record(run, tmp_path / "results", "c")
+def test_a_run_of_any_recipe_is_recorded_under_a_name_of_its_own(tmp_path):
+    results = tmp_path / "results"
+    changes = ({"seed": 123_456}, {"lr": 0.3}, {"weight_decay": 5e-4}, {"held_out": 500}, {"epochs": 299})
+    single = Settings(network="densenet40", dataset="cifar100", method="single", epochs=300, cycles=6)
+    assert single.recipe() == SINGLE
+    recipes = [replace(single, **change).recipe() for change in changes]
+    recipes.append(replace(single, dataset="folder", network="mine:net", epochs=3).recipe())
+    paths = [ledger.record(finished(tmp_path, recipe), results, "c") for recipe in recipes]
+    entries = ledger.entries(results)
+    assert [entries[path.stem].recipe for path in paths] == recipes
+    assert ledger.measured(paper.find("densenet40-cifar100-single"), entries) == [
+        entries[paths[0].stem].last_percent[0]
+    ]
+    assert entries[paths[-1].stem].snapshot_epochs == pytest.approx([0.48, 0.96, 1.44, 1.92, 2.4, 2.96])
+
+
+def test_a_run_on_part_of_a_known_data_set_is_rejected(tmp_path):
+    run = finished(tmp_path, images=49_999)
+    with pytest.raises(
+        ArgumentError, match=r"run must be trained on the 50,000 images of cifar100, got .* with 49,999"
+    ):
+        ledger.record(run, tmp_path / "results", "c")
 
 
 @pytest.mark.parametrize("words", ["", "two\nlines", "\x1b[31mred", "Grafikkarte für alle", "x" * 201])
-def test_names_that_are_not_plain_words_are_refused(tmp_path, words):
+def test_names_that_are_not_plain_text_are_rejected(tmp_path, words):
     with pytest.raises(ArgumentError, match="device must be one line of at most 200 printable ASCII characters, got"):
         ledger.record(finished(tmp_path, device=words), tmp_path, "c")
     (tmp_path / "other").mkdir()
@@ -227,13 +243,13 @@ def test_a_result_stays_unless_it_is_said_to_be_overwritten(tmp_path):
     before, run = path.read_bytes(), Run(tmp_path / "a" / path.stem)
     assert ledger.record(run, results, "first") == path
     with pytest.raises(
-        StoreError, match=r"must not change, but .*-seed0 now has other origin: remove .*\(--overwrite\)"
+        StoreError, match=r"must not change, but .*-seed0 now differs in origin: remove .*\(--overwrite\)"
     ):
         ledger.record(run, results, "second")
     assert path.read_bytes() == before
     other = finished(tmp_path / "b", labels=LABELS[::-1].copy(), seconds=9.0)
     with pytest.raises(
-        StoreError, match=r"must not change, but .*-seed0 now has other .*last_percent.*, seconds.*: remove"
+        StoreError, match=r"must not change, but .*-seed0 now differs in .*last_percent.*, seconds.*: remove"
     ):
         ledger.record(other, results, "first")
     assert path.read_bytes() == before
@@ -242,12 +258,12 @@ def test_a_result_stays_unless_it_is_said_to_be_overwritten(tmp_path):
     assert [file.name for file in results.iterdir()] == [path.name]
 
 
-def test_a_commit_of_other_code_is_refused(tmp_path, monkeypatch):
+def test_a_commit_of_other_code_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "digest_at", {"first": "a", "second": "b", "unknown": None}.get)
     run, mixed = finished(tmp_path, sources="a"), finished(tmp_path, SINGLE, sources="a b")
     for wrong in ((run, "second"), (mixed, "first"), (mixed, "second")):
         with pytest.raises(
-            MismatchError, match=r"commit must be that of the code which trained .*, but \w+ is of other"
+            MismatchError, match=r"commit must be that of the code which trained .*, got \w+, which has different code"
         ):
             ledger.record(wrong[0], tmp_path / "results", wrong[1])
     assert not (tmp_path / "results").exists()
@@ -265,12 +281,12 @@ def test_a_disk_that_cannot_be_written_is_named(tmp_path):
 def test_what_cannot_be_read_is_not_what_is_not_there(tmp_path):
     run, results, loop = finished(tmp_path), tmp_path / "results", tmp_path / "loop"
     loop.symlink_to(loop)
-    with pytest.raises(StoreError, match=r"loop could not be read \(.*\): check who may read it"):
+    with pytest.raises(StoreError, match=r"loop could not be read \(.*\): check its permissions"):
         ledger.entries(loop)
     ledger.record(run, results, "c").unlink()
     (results / f"{run.path.name}.json").mkdir()
     for ask in (lambda: ledger.entries(results), lambda: ledger.record(run, results, "c")):
-        with pytest.raises(StoreError, match=r"seed0\.json could not be read \(.*\): check who may read it"):
+        with pytest.raises(StoreError, match=r"seed0\.json must be a regular file"):
             ask()
     assert ledger.entries(tmp_path / "none") == {}
 
@@ -337,7 +353,7 @@ def test_a_run_that_is_overwritten_takes_what_it_had_a_part_in_with_it(recorded)
     assert joints == ["densenet40-cifar100-snapshot-0.2-x2-seeds0-1"]
 
 
-def test_a_number_of_runs_that_are_gone_or_others_is_refused(recorded):
+def test_a_number_of_runs_that_are_missing_or_have_changed_is_rejected(recorded):
     singles, _, results = recorded
     ledger.record_together(singles, results)
     joints = sorted(path.stem for path in results.glob("*-x?-*"))
@@ -347,7 +363,7 @@ def test_a_number_of_runs_that_are_gone_or_others_is_refused(recorded):
         damage()
         with pytest.raises(
             DamagedError,
-            match=rf"must hold the runs .* but not those of {joints[0]}.json, {joints[1]}.json: remove these",
+            match=rf"but the runs of {joints[0]}.json, {joints[1]}.json are missing or have changed: remove",
         ):
             ledger.entries(results)
     path.write_text(content)
@@ -357,9 +373,9 @@ def test_a_number_of_runs_that_are_gone_or_others_is_refused(recorded):
     assert not any(isinstance(found, Joint) for found in ledger.entries(results).values())
 
 
-def test_test_images_of_another_number_are_refused(tmp_path, monkeypatch):
+def test_another_number_of_test_images_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "TEST_IMAGES", {**paper.TEST_IMAGES, "cifar100": 10_000})
-    with pytest.raises(ArgumentError, match="test_images must be the 10,000 of cifar100, got 40"):
+    with pytest.raises(ArgumentError, match="test_images must be 10,000 for cifar100, got 40"):
         ledger.record(finished(tmp_path), tmp_path / "results", "c")
 
 
@@ -413,43 +429,50 @@ def lines(**changes):
     ("change", "message"),
     [
         (lambda text: text[:-10], "Expecting|delimiter|Unterminated"),
-        (lambda text: "[]", "format None instead of 1"),
-        (changed(format=True), "format True instead of 1"),
-        (changed(format=2), "format 2, of which this snapens knows only 1: take a newer one"),
+        (lambda text: "[]", "format None instead of 2"),
+        (changed(format=True), "format True instead of 2"),
+        (changed(format=3), "format 3, but this snapens reads up to 2: install a newer snapens"),
+        (changed(format=0), "format 0 instead of 2"),
         (changed(kind="rumour"), "kind must be one of run, runs together, got 'rumour'"),
         (changed(kind=["run"]), "kind must be one of"),
         (changed(more=1), "entry must be an object of recipe, origin, seconds"),
-        (changed(recipe={"lr": "high"}), "lr must be of type float"),
-        (changed(recipe=vars(replace(SNAPSHOT, seed=9))), "the name must be that of its content, .*-seed9"),
+        (changed(recipe={"network": "wrn32", "lr": "high"}), "lr must be float, got 'high'"),
+        (changed(recipe=replace(SNAPSHOT, seed=9).written()), "the file's name must be that of its content, .*-seed9"),
         (changed(seconds="long"), "seconds must be float, got 'long'"),
         (changed(seconds=True), "seconds must be float, got 'True'"),
         (changed(test_images=1.5), "test_images must be int"),
-        (changed(last_percent=[1.0]), "an entry must have 6 numbers, one for each snapshot"),
+        (changed(last_percent=[1.0]), "each series of an entry must have 6 numbers, one per snapshot"),
         (changed(last_percent=7), "last_percent must be"),
-        (changed(correlation=[[1.0]] * 6), "an entry must have 6 numbers"),
-        (changed(losses={"epoch": [1.0], "lr": [], "loss": []}), "losses must have as many epochs as rates"),
-        (changed(between=lines(snapshot=6)), "a line must be of an earlier snapshot"),
+        (changed(correlation=[[1.0]] * 6), "each series of an entry must have 6 numbers"),
+        (
+            changed(losses={"epoch": [1.0], "lr": [], "loss": []}),
+            "losses must have equally many epochs, learning rates and losses",
+        ),
+        (changed(between=lines(snapshot=6)), "a line must start at a snapshot before the last one, which is 6"),
         (changed(between=lines(estimated_percent=[])), "a line must have a percentage for each of 3 shares"),
-        (changed(test_images=41), "test_images must be the 40 of cifar100, got 41"),
+        (changed(test_images=41), "test_images must be 40 for cifar100, got 41"),
         (changed(snapshot_percent=[1.0, 2.0, 3.0, 4.0, 5.0, 101.0]), "errors must be between 0 and 100 percent"),
         (changed(early_exit=[{"threshold": 0.5, "error_percent": -1.0, "mean_members": 1.0}]), "errors must be"),
-        (changed(last_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one must have that snapshot's error"),
-        (changed(first_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one must have that snapshot's error"),
-        (changed(last_ece=[1.5] * 6), "must be in their ranges"),
-        (changed(correlation=[[-1.5] * 6] * 6), "must be in their ranges"),
-        (changed(disagreement=[[1.5] * 6] * 6), "must be in their ranges"),
-        (changed(last_nll=[-1.0] * 6), "must be in their ranges"),
-        (changed(seconds=-1.0), "must be in their ranges"),
-        (changed(pack=0), "must be in their ranges"),
+        (changed(last_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one snapshot must have the error"),
+        (changed(first_percent=[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]), "an ensemble of one snapshot must have the error"),
+        (changed(last_ece=[1.5] * 6), "must be within their ranges"),
+        (changed(correlation=[[-1.5] * 6] * 6), "must be within their ranges"),
+        (changed(disagreement=[[1.5] * 6] * 6), "must be within their ranges"),
+        (changed(last_nll=[-1.0] * 6), "must be within their ranges"),
+        (changed(seconds=-1.0), "must be within their ranges"),
+        (changed(pack=0), "must be within their ranges"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": 1e999'), "seconds must be float, got 'inf'"),
         (lambda text: text.replace('"seconds": 468.75', '"seconds": NaN'), "NaN is not JSON"),
-        (lambda text: text.replace('"seconds": 468.75', '"seconds": 1' + "0" * 400), "too large"),
-        (lambda text: text.replace('"seconds": 468.75', '"seconds": 1, "seconds": 2'), "a key that stands twice"),
+        (
+            lambda text: text.replace('"seconds": 468.75', '"seconds": 1' + "0" * 400),
+            "seconds must be float, got '1000",
+        ),
+        (lambda text: text.replace('"seconds": 468.75', '"seconds": 1, "seconds": 2'), "duplicate key"),
         (lambda text: text.replace("NVIDIA H200", "<b>\\u0007"), "device must be one line"),
-        (lambda text: "[" * 100_000, "recursion"),
+        (lambda text: "[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_file_that_is_no_entry_is_refused(tmp_path, change, message):
+def test_a_file_that_is_not_an_entry_is_rejected(tmp_path, change, message):
     path = ledger.record(finished(tmp_path), tmp_path / "results", "c")
     text = change(path.read_text())
     assert text != path.read_text()
@@ -463,10 +486,10 @@ def test_a_file_that_is_no_entry_is_refused(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cell": "densenet40-cifar100-single-x9"}, "cell must be a known one"),
+        ({"cell": "densenet40-cifar100-single-x9"}, "unknown cell 'densenet40-cifar100-single-x9'"),
         ({"repetition": -1}, "runs must be those of repetition -1"),
         ({"runs": ("a", "b")}, "runs must be those of repetition 0 of densenet40-cifar100-single-x2, got"),
-        ({"origins": ()}, "origins must be one for each of 2 runs, got 0"),
+        ({"origins": ()}, "origins must have one entry per run, 2, got 0"),
     ],
 )
 def test_a_number_of_several_runs_is_of_the_cells_own_runs(recorded, changes, message):

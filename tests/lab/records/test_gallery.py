@@ -1,15 +1,19 @@
 """The images that a run's members dispute, chosen and kept."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import safetensors.torch
 import tiny
 import torch
 
 from snapens.errors import DamagedError, StoreError
-from snapens.lab.records import gallery
+from snapens.lab.engine.pack import prepare, train
+from snapens.lab.records import gallery, scores
 from snapens.lab.records.run import Run
 from snapens.outputs import Outputs
-from snapens.storage import durable, tensorfile
+from snapens.storage import durable
 
 
 def run_of(path, probabilities):
@@ -19,8 +23,8 @@ def run_of(path, probabilities):
     snapshots.open_to_write()
     labels = torch.zeros(len(probabilities[0]), dtype=torch.int64)
     for step, member in enumerate(probabilities, 1):
-        run.add_outputs(step, {"test": (torch.tensor(member).log().half(), labels)})
         snapshots.commit(step, {"weight": torch.full((2,), float(step))})
+        run.add_outputs(step, {"test": (torch.tensor(member).log().half(), labels)})
     snapshots.close()
     return run
 
@@ -37,14 +41,37 @@ def probabilities():
     return logits.softmax(-1).numpy()
 
 
-def test_the_most_disputed_come_first_and_ties_by_index(probabilities):
-    probabilities[:, 2000] = probabilities[:, 10]  # in another chunk
-    outputs = Outputs(np.log(probabilities).astype(np.float16), np.zeros(2500, np.int64))
+def test_the_most_disputed_come_first_and_ties_by_index(probabilities, monkeypatch):
+    monkeypatch.setattr(scores, "_BLOCK_BYTES", 8 * 3 * 4 * 1000)  # blocks of 1,000 examples
+    choices = probabilities.argmax(-1)
+    differ = np.flatnonzero((choices != choices[0]).any(0))
+    first, later = differ[0], differ[-1]
+    probabilities[:, later] = probabilities[:, first]
+    assert first < 1000 < 2000 < later
+    outputs = Outputs((1, 2, 3), np.log(probabilities).astype(np.float16), np.zeros(2500, np.int64))
     found = gallery.disputed(outputs, count=2500)
-    values = [information(outputs.probabilities[:, index]) for index in found]
-    assert np.all(np.diff(values) <= 1e-12)
-    assert sorted(found) == list(range(2500))
-    assert found.tolist().index(2000) == found.tolist().index(10) + 1
+    p = np.exp(outputs.log_probabilities.astype(float))
+    p /= p.sum(-1, keepdims=True)
+    assert np.all(np.diff([information(p[:, index]) for index in found]) <= 1e-12)
+    assert sorted(found) == differ.tolist()
+    assert found.tolist().index(later) == found.tolist().index(first) + 1
+
+
+def test_members_that_agree_on_every_image_leave_no_gallery(tmp_path, probabilities):
+    run = run_of(tmp_path, np.stack([probabilities[0]] * 3))
+    assert gallery.disputed(run.outputs()).tolist() == []
+    gallery.keep(run, np.zeros((2500, 4, 4, 1), np.uint8).__getitem__)
+    assert gallery.read(run) is None
+
+
+def test_names_of_files_are_kept_beside_the_images(tmp_path, probabilities):
+    run = run_of(tmp_path, probabilities[:, :20])
+    pixels = np.zeros((20, 8, 8, 3), np.uint8)
+    gallery.keep(run, pixels.__getitem__, lambda index: f"test/ü {index}.png")
+    kept = gallery.read(run)
+    assert kept.names == tuple(f"test/ü {index}.png" for index in kept.indices)
+    gallery.keep(run, pixels.__getitem__, lambda index: None)
+    assert gallery.read(run).names is None
 
 
 def test_what_is_kept_is_read_back(tmp_path, probabilities):
@@ -56,9 +83,20 @@ def test_what_is_kept_is_read_back(tmp_path, probabilities):
     assert kept.indices.tolist() == gallery.disputed(run.outputs()).tolist()
     assert len(kept.indices) == 60
     assert np.array_equal(kept.pixels, pixels[kept.indices])
-    before = (tmp_path / "gallery.safetensors").read_bytes()
     gallery.keep(run, pixels.__getitem__)
-    assert (tmp_path / "gallery.safetensors").read_bytes() == before
+    assert np.array_equal(gallery.read(run).pixels, kept.pixels)
+    assert len(list(tmp_path.glob("gallery-*.safetensors"))) == 1
+
+
+def test_a_gallery_that_was_altered_is_rejected(tmp_path, probabilities):
+    run = run_of(tmp_path, probabilities[:, :5])
+    gallery.keep(run, np.zeros((5, 4, 4, 1), np.uint8).__getitem__)
+    (path,) = tmp_path.glob("gallery-*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match=r"gallery-.* must have the SHA-256 in gallery\.json, but it was altered"):
+        gallery.read(run)
 
 
 def test_images_in_files_are_decoded_in_the_middle(tmp_path, probabilities):
@@ -73,7 +111,8 @@ def test_images_in_files_are_decoded_in_the_middle(tmp_path, probabilities):
     ("height", "width", "block"), [(96, 96, 1), (97, 40, 2), (224, 224, 3), (200, 1, 1), (300, 2, 2)]
 )
 def test_large_images_are_means_of_blocks(tmp_path, probabilities, height, width, block):
-    run = run_of(tmp_path, probabilities[:, :5])
+    choices = probabilities.argmax(-1)
+    run = run_of(tmp_path, probabilities[:, (choices[0] != choices[1])][:, :5])
     pixels = np.random.default_rng(1).integers(0, 256, (5, height, width, 3), np.uint8)
     gallery.keep(run, pixels.__getitem__)
     kept = gallery.read(run)
@@ -95,9 +134,9 @@ def test_large_images_are_means_of_blocks(tmp_path, probabilities, height, width
         {"indices": torch.zeros(2, dtype=torch.int64), "pixels": torch.zeros(2, 4, 4, dtype=torch.uint8)},
     ],
 )
-def test_a_file_that_is_no_gallery_is_named(tmp_path, tensors):
-    durable.publish(tmp_path / "gallery.safetensors", tensorfile.encode(tensors))
-    with pytest.raises(DamagedError, match=r"gallery.safetensors must hold indices, and uint8 pixels for each, got"):
+def test_a_file_of_format_1_that_is_no_gallery_is_named(tmp_path, tensors):
+    safetensors.torch.save_file(tensors, tmp_path / "gallery.safetensors")  # as format 1 had it
+    with pytest.raises(DamagedError, match=r"gallery.safetensors must hold .*: remove it"):
         gallery.read(Run(tmp_path))
 
 
@@ -108,5 +147,15 @@ def test_a_full_disk_is_told(tmp_path, probabilities, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(durable, "publish", full)
-    with pytest.raises(StoreError, match=r"gallery.safetensors could not be written \(no space left\); .*: make room"):
+    with pytest.raises(
+        StoreError, match=r"gallery-.*safetensors could not be written \(no space left\); .*: make room"
+    ):
         gallery.keep(run, np.zeros((5, 4, 4, 1), np.uint8).__getitem__)
+
+
+def test_training_keeps_the_names_of_the_files(tmp_path):
+    data = tiny.data()
+    named = replace(data, test=replace(data.test, names=[f"test/{k}.png" for k in range(20)]))
+    train(prepare([(tiny.recipe(), tmp_path / "run")], lambda recipe: named, torch.device("cpu")))
+    kept = gallery.read(Run(tmp_path / "run"))
+    assert kept.names == tuple(f"test/{index}.png" for index in kept.indices)

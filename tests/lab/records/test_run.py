@@ -1,6 +1,9 @@
+import binascii
+import errno
 import json
 import logging
 import math
+import os
 import shutil
 
 import numpy as np
@@ -10,10 +13,11 @@ import torch
 
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
-from snapens.lab.engine.feed import Placed
+from snapens.lab.records import gallery
+from snapens.lab.records.curves import Between, Line
 from snapens.lab.records.run import Run, State
 from snapens.outputs import Outputs
-from snapens.storage import durable, tensorfile
+from snapens.storage import durable, jsonfile, sealed
 
 DATA = tiny.data().described()
 
@@ -47,8 +51,9 @@ def test_a_run_knows_what_it_is(tmp_path):
     assert run.recipe == recipe
     assert run.data == DATA
     content = json.loads((tmp_path / "recipe.json").read_text())
-    assert content.keys() == {"recipe", "data"}
-    assert content["recipe"]["pattern"] == ["warm", "fresh"]
+    assert list(content) == ["format", "kind", "run", "recipe", "data", "sha256"]
+    assert (content["format"], content["kind"], content["run"]) == (2, "recipe", run.snapshots.identity["run"])
+    assert content["recipe"]["method"] == {"kind": "grow", "cycles": 2, "pattern": ["warm", "fresh"]}
 
 
 def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
@@ -58,14 +63,15 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     with pytest.raises(MismatchError) as caught:
         Run(tmp_path).begin(tiny.recipe(lr=0.5, seed=9), DATA)
     assert str(caught.value) == (
-        f"recipe must be that of the run in {tmp_path} to resume it, got (there, now) lr: 0.05, 0.5; seed: 0, 9"
+        f"recipe must be that of the run in {tmp_path} to resume it, got (there, now) "
+        "optimizer.lr: 0.05, 0.5; seed: 0, 9"
     )
     with pytest.raises(MismatchError, match=r"data must be that of the run in .* to resume it, got other mean"):
         Run(tmp_path).begin(tiny.recipe(), {**DATA, "mean": [1.0, 2.0, 3.0]})
     assert (tmp_path / "recipe.json").read_bytes() == before
 
 
-def test_a_run_whose_recipe_is_lost_is_not_begun_anew(tmp_path):
+def test_a_run_whose_recipe_is_lost_is_not_started_again(tmp_path):
     run = begun(tmp_path)
     run.save(state(3))
     (tmp_path / "recipe.json").unlink()
@@ -96,37 +102,157 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         lambda text: text.replace(b'"classes": [', b'"classes": 3, "other": ['),
     ],
 )
-def test_a_recipe_that_was_tampered_with_is_refused(tmp_path, change):
+@pytest.mark.parametrize("of_format_1", [False, True])
+def test_a_recipe_that_was_altered_is_rejected(tmp_path, change, of_format_1):
     begun(tmp_path)
     path = tmp_path / "recipe.json"
+    if of_format_1:
+        path.write_bytes(jsonfile.dumps({"recipe": tiny.FORMAT_1, "data": DATA}))
+        assert Run(tmp_path).recipe == tiny.RECIPE
     changed = change(path.read_bytes())
     assert changed != path.read_bytes()
     path.write_bytes(changed)
-    with pytest.raises(DamagedError, match=r"recipe\.json must be what snapens wrote, got .*: restore the file"):
+    # without a checksum, a field that was renamed may be one of a newer version
+    with pytest.raises(
+        StoreError if of_format_1 else DamagedError,
+        match=r"recipe\.json (must be what snapens wrote, got .*: restore the file|cannot be interpreted)",
+    ):
         _ = Run(tmp_path).recipe
 
 
-def test_the_log_gives_back_its_lines_but_for_a_torn_one(tmp_path):
+@pytest.mark.parametrize("of_format_1", [False, True])
+def test_a_newer_field_in_a_recipe_is_not_said_to_be_damage(tmp_path, of_format_1):
     run = begun(tmp_path)
-    assert list(run.log()) == []
+    recipe = tiny.FORMAT_1 if of_format_1 else tiny.RECIPE.written()
+    content = {"recipe": {**recipe, "novelty": 1}, "data": DATA}
+    sealed_content = sealed.encode("recipe", run.identity, content)
+    (tmp_path / "recipe.json").write_bytes(jsonfile.dumps(content) if of_format_1 else sealed_content)
+    with pytest.raises(StoreError, match=r"recipe\.json cannot be interpreted .*novelty.*: install a newer") as caught:
+        _ = Run(tmp_path).recipe
+    assert not isinstance(caught.value, DamagedError)
+
+
+def lines_of(path):
+    return (path / "log.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def noted(path):
+    """A run with two lines in its log, and these lines."""
+    run = begun(path)
     run.note("trained", step=5, loss=1.25)
     run.note("snapshot", step=10, test_error=0.5)
-    lines = [{"event": "trained", "step": 5, "loss": 1.25}, {"event": "snapshot", "step": 10, "test_error": 0.5}]
-    assert list(run.log()) == lines
-    path = tmp_path / "log.jsonl"
-    whole = path.read_bytes()
-    for cut in range(1, len(whole.splitlines()[1])):
+    return run, [{"event": "trained", "step": 5, "loss": 1.25}, {"event": "snapshot", "step": 10, "test_error": 0.5}]
+
+
+def test_the_log_names_its_format_and_its_run_and_gives_back_its_lines(tmp_path):
+    assert list(begun(tmp_path).log()) == []
+    run, lines = noted(tmp_path)
+    assert list(run.log()) == list(Run(tmp_path).log()) == lines
+    head, first, _ = (json.loads(line) for line in lines_of(tmp_path))
+    assert list(head.items())[:3] == [("format", 2), ("kind", "log"), ("run", run.identity)]
+    assert list(first) == ["event", "step", "loss", "crc32"]
+    checked = lines_of(tmp_path)[1].partition(b', "crc32"')[0] + b"}"
+    assert int(first["crc32"], 16) == binascii.crc32(checked)
+
+
+def test_a_line_that_was_cut_off_at_the_end_is_left_out_and_removed_by_the_next(tmp_path):
+    run, lines = noted(tmp_path)
+    path, whole = tmp_path / "log.jsonl", (tmp_path / "log.jsonl").read_bytes()
+    last = lines_of(tmp_path)[-1]
+    for cut in range(1, len(last)):
         path.write_bytes(whole[: -1 - cut])
         assert list(run.log()) == lines[:1]
     path.write_bytes(whole[:-1])  # only the end of the line is missing
     assert list(run.log()) == lines
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(StoreError, match=r"log\.jsonl could not be read \(.*\): check who may read it"):
+    path.write_bytes(whole[:-5])
+    Run(tmp_path).note("trained", step=15)
+    assert list(run.log()) == [lines[0], {"event": "trained", "step": 15}]
+
+
+def test_every_flipped_bit_of_a_log_is_detected(tmp_path):
+    run, lines = noted(tmp_path)
+    path, whole = tmp_path / "log.jsonl", (tmp_path / "log.jsonl").read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            altered = bytearray(whole)
+            altered[place] ^= 1 << bit
+            path.write_bytes(altered)
+            with pytest.raises(StoreError, match=r"log\.jsonl must"):
+                assert list(run.log()) == lines
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    run, _ = noted(tmp_path)
+    first, second, third = lines_of(tmp_path)
+    (tmp_path / "log.jsonl").write_bytes(first + second.replace(b"1.25", b"1.26") + third)
+    with pytest.raises(DamagedError, match=r"got another content than its checksum says in line 2: restore the file"):
+        list(run.log())
+    (tmp_path / "log.jsonl").write_bytes(second + third)
+    with pytest.raises(DamagedError, match=r"got no head of a log in line 1: restore"):
         list(run.log())
 
 
-def test_a_loss_that_json_has_no_word_for_is_not_noted(tmp_path):
+def test_a_log_of_a_newer_format_is_rejected_by_name(tmp_path):
+    run, _ = noted(tmp_path)
+    head = {"format": 3, "kind": "log"}
+    checksum = f"{binascii.crc32(json.dumps(head).encode()):08x}"
+    (tmp_path / "log.jsonl").write_text(json.dumps({**head, "crc32": checksum}) + "\n")
+    with pytest.raises(StoreError, match=r"log\.jsonl must have format 2 or older, got 3: install a newer snapens"):
+        list(run.log())
+
+
+def test_a_log_that_cannot_be_read_or_is_too_large_is_an_error_of_our_own(tmp_path):
+    run, _ = noted(tmp_path)
+    path = tmp_path / "log.jsonl"
+    with open(path, "wb") as file:
+        file.truncate(8 << 30)  # a hole: it takes no room
+    with pytest.raises(DamagedError, match=r"log\.jsonl must have at most 268435456 bytes"):
+        list(run.log())
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DamagedError, match=r"log\.jsonl must be a regular file"):
+        list(run.log())
+    with pytest.raises(StoreError):
+        run.note("trained", step=15)
+
+
+def test_a_log_of_format_1_is_read_as_before_and_continued_in_format_2(tmp_path):
+    run = begun(tmp_path)
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event": "trained", "step": 5}\n{"event": "tra\n{"event": "trained", "step": 10}\n{"event": "fi')
+    assert [line["step"] for line in run.log()] == [5, 10]
+    run.note("trained", step=15)
+    assert [line["step"] for line in Run(tmp_path).log()] == [5, 10, 15]
+    assert len(lines_of(tmp_path)) == 4
+    assert all(b'"crc32"' in line for line in lines_of(tmp_path))
+
+
+def test_a_line_that_could_be_written_only_in_part_is_removed_by_the_next(tmp_path, monkeypatch):
+    run, lines = noted(tmp_path)
+
+    class Full:
+        def __init__(self, *args):
+            self.file = open(*args)  # noqa: SIM115
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def write(self, data):
+            self.file.write(data[:9])
+            raise OSError("no space left")
+
+    monkeypatch.setattr("snapens.lab.records.log.open", Full, raising=False)
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\): make room"):
+        run.note("trained", step=15)
+    monkeypatch.undo()
+    run.note("failed", reason="no space left")
+    assert list(run.log()) == [*lines, {"event": "failed", "reason": "no space left"}]
+
+
+def test_a_loss_that_json_lacks_is_not_noted(tmp_path):
     run = begun(tmp_path)
     with pytest.raises(ValueError, match="not JSON compliant"):
         run.note("trained", step=5, loss=math.nan)
@@ -143,7 +269,7 @@ def test_going_back_forgets_later_lines_and_the_torn_one_but_not_what_has_no_ste
     run.forget(10)
     run.note("trained", step=15)
     assert [line.get("step") for line in run.log()] == [5, 10, None, 15]
-    assert (tmp_path / "log.jsonl").read_text().count("\n") == 4
+    assert (tmp_path / "log.jsonl").read_text().count("\n") == 5  # with the head
 
 
 def test_a_run_is_finished_when_its_log_says_so(tmp_path):
@@ -163,6 +289,26 @@ def test_a_state_comes_back_and_the_one_before_stays(tmp_path):
         assert_state(Run(tmp_path).state(), completed)
     files = sorted(path.name.partition("-")[0] for path in (tmp_path / "state").iterdir())
     assert files == ["state.json", "state.previous.json", "step", "step"]
+
+
+def test_temporary_files_of_killed_writers_are_removed_with_the_next_state(tmp_path):
+    run = begun(tmp_path)
+    names = (
+        "recipe.json",
+        "log.jsonl",
+        "curves.json",
+        "state/state.json",
+        "state/step-000000004-0123456789ab.safetensors",
+    )
+    run.save(state(0))
+    left = [tmp_path / f"{name}.ba9876543210.part" for name in names]
+    other = tmp_path / "combination.json.ba9876543210.part"  # another process may be writing it
+    for path in (*left, other):
+        path.touch()
+    run.save(state(4))
+    assert not any(path.exists() for path in left)
+    assert other.exists()
+    assert run.recipe == tiny.RECIPE
 
 
 def latest(path):
@@ -191,14 +337,14 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_state_gives_way_to_the_one_before(tmp_path, caplog, damage):
+def test_a_damaged_state_is_replaced_by_the_one_before(tmp_path, caplog, damage):
     run = begun(tmp_path)
     for completed in (4, 9):
         run.save(state(completed))
     damage(tmp_path)
     with caplog.at_level(logging.WARNING, "snapens"):
         assert_state(Run(tmp_path).state(), 4)
-    assert ("going on from the state before" in caplog.text) == (tmp_path / "state" / "state.json").exists()
+    assert ("continuing from the state before" in caplog.text) == (tmp_path / "state" / "state.json").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
@@ -238,11 +384,19 @@ def test_two_damaged_states_are_an_error_that_names_the_file(tmp_path):
         run.save(state(completed))
     for path in (tmp_path / "state").glob("step-*"):
         flipped(path, -1)
-    with pytest.raises(DamagedError, match=r"must have the SHA-256 that state\.previous\.json has, but it was alt"):
+    with pytest.raises(DamagedError, match=r"must have the SHA-256 in state\.previous\.json, but it was altered"):
         Run(tmp_path).state()
     (tmp_path / "state" / "state.previous.json").write_bytes(b"{")
-    with pytest.raises(DamagedError, match=r"state\.previous\.json must be a state as snapens wrote it, got JSONDec"):
+    with pytest.raises(DamagedError, match=r"state\.previous\.json must be what snapens wrote, got Expecting"):
         Run(tmp_path).state()
+
+
+def as_format_1(path):
+    """Rewrite a state.json as format 1 had it."""
+    content = json.loads(path.read_bytes())
+    kept = {name: content[name] for name in ("completed", "file", "notes")}
+    path.write_bytes(jsonfile.dumps({**kept, **content["digest"]}))
+    return kept | content["digest"]
 
 
 def test_a_state_cannot_point_out_of_its_folder(tmp_path):
@@ -250,11 +404,92 @@ def test_a_state_cannot_point_out_of_its_folder(tmp_path):
     run.save(state(4))
     shutil.move(latest(tmp_path / "run"), tmp_path / "elsewhere")
     path = tmp_path / "run" / "state" / "state.json"
-    about = json.loads(path.read_bytes())
+    about = as_format_1(path)
     for name in ("../../elsewhere", str(tmp_path / "elsewhere"), "..", ""):
         path.write_text(json.dumps({**about, "file": name}))
-        with pytest.raises(DamagedError, match="must be a state as snapens wrote it"):
+        with pytest.raises(DamagedError, match="must be what snapens wrote, got file must be a plain name"):
             Run(tmp_path / "run").state()
+
+
+def test_a_state_of_format_1_is_read_and_stays_until_the_next_but_one(tmp_path):
+    run = begun(tmp_path)
+    run.save(state(4))
+    as_format_1(tmp_path / "state" / "state.json")
+    resumed = Run(tmp_path)
+    assert_state(resumed.state(), 4)
+    resumed.save(state(9))
+    assert json.loads((tmp_path / "state/state.json").read_bytes())["format"] == 2
+    latest(tmp_path).unlink()
+    assert_state(Run(tmp_path).state(), 4)
+
+
+def test_a_state_whose_count_is_not_that_of_its_file_is_rejected(tmp_path):
+    run = begun(tmp_path)
+    run.save(state(4))
+    path = tmp_path / "state" / "state.json"
+    path.write_text(json.dumps({**as_format_1(path), "completed": 5}))
+    with pytest.raises(DamagedError, match="got file must be one of step 5, got step-000000004"):
+        Run(tmp_path).state()
+
+
+def test_every_flipped_bit_of_a_state_leaves_the_one_before(tmp_path):
+    run = begun(tmp_path)
+    for completed in (4, 9):
+        run.save(state(completed))
+    path = tmp_path / "state" / "state.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            altered = bytearray(whole)
+            altered[place] ^= 1 << bit
+            path.write_bytes(altered)
+            assert Run(tmp_path).state().completed == 4
+
+
+def test_a_state_that_the_disk_cannot_read_is_not_replaced_by_the_one_before(tmp_path, monkeypatch):
+    run = begun(tmp_path)
+    for completed in (4, 9):
+        run.save(state(completed))
+    opened, current = os.open, latest(tmp_path)
+
+    def broken(path, *args, **options):
+        if str(path) == str(current):
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", broken)
+    with pytest.raises(StoreError, match=r"could not be read \(.*Input/output error") as caught:
+        Run(tmp_path).state()
+    assert not isinstance(caught.value, DamagedError)
+
+
+SWAPS = {
+    "recipe": ("recipe.json", lambda run: run.recipe),
+    "log": ("log.jsonl", lambda run: list(run.log())),
+    "state": ("state", lambda run: run.state()),
+    "outputs": ("outputs", lambda run: run.outputs()),
+    "curves": ("curves.json", lambda run: run.curves()),
+    "gallery": ("gallery.json", gallery.read),
+}
+
+
+@pytest.mark.parametrize(("name", "read"), SWAPS.values(), ids=SWAPS)
+def test_a_file_of_another_run_is_rejected(tmp_path, name, read):
+    for folder in ("a", "b"):
+        run = begun(tmp_path / folder)
+        kept(run.path, 10, 20)
+        for step in (10, 20):
+            run.add_outputs(step, {"test": (member(step), LABELS)})
+        run.save(state(4))
+        run.note("trained", step=5)
+        run.keep_curves(Between((0.0, 0.5, 1.0), (Line(1, (1.0, 2.0, 3.0), (1.0, 2.0, 3.0)),), "nothing"))
+        gallery.keep(run, np.zeros((6, 4, 4, 1), np.uint8).__getitem__)
+        read(Run(run.path))
+    target = tmp_path / "a" / name
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    (shutil.copytree if (tmp_path / "b" / name).is_dir() else shutil.copy)(tmp_path / "b" / name, target)
+    with pytest.raises(DamagedError, match="must belong to run"):
+        read(Run(tmp_path / "a"))
 
 
 def member(seed, examples=6):
@@ -275,23 +510,27 @@ def kept(path, *steps):
     store.close()
 
 
-def test_the_last_words_are_the_last_and_lines_of_others_are_passed_over(tmp_path):
+def test_the_finish_event_is_the_last_one_and_other_lines_are_ignored(tmp_path):
     run = begun(tmp_path)
-    assert run.last_words is None
+    assert run.finish_event is None
     (tmp_path / "log.jsonl").write_text('{"note": "mine"}\n{"event": "finished", "seconds": 1}\n')
     run.note("finished", seconds=2)
     assert run.finished
-    assert run.last_words == {"event": "finished", "seconds": 2}
+    assert run.finish_event == {"event": "finished", "seconds": 2}
 
 
-def test_members_outputs_are_kept_one_after_the_other(tmp_path):
+def test_the_outputs_of_members_are_kept_one_after_the_other(tmp_path):
     run = begun(tmp_path)
-    for step in (10, 20, 30):
-        run.add_outputs(step, {"test": (member(step), LABELS), "held_out": (member(-step, 3), LABELS[:3])})
     kept(tmp_path, 10, 20, 30)
+    for step in (10, 20, 30):
+        before = {path: path.read_bytes() for path in (tmp_path / "outputs").glob("*.safetensors")}
+        run.add_outputs(step, {"test": (member(step), LABELS), "held_out": (member(-step, 3), LABELS[:3])})
+        assert all(path.read_bytes() == content for path, content in before.items())
+        assert len(list((tmp_path / "outputs").glob("*.safetensors"))) == max(len(before), 2) + 2
     for part, sign in (("test", 1), ("held_out", -1)):
         outputs = run.outputs(part)
         rows = 6 if sign == 1 else 3
+        assert outputs.steps == (10, 20, 30)
         assert outputs.log_probabilities.shape == (3, rows, 4)
         assert outputs.log_probabilities.dtype == np.float16
         for k, step in enumerate((10, 20, 30)):
@@ -299,82 +538,51 @@ def test_members_outputs_are_kept_one_after_the_other(tmp_path):
         assert outputs.labels.tolist() == LABELS.tolist()[:rows]
 
 
-def test_outputs_of_before_a_resume_are_replaced_and_later_ones_dropped(tmp_path):
+def test_outputs_of_a_replaced_snapshot_are_dropped_once_it_is_gone(tmp_path):
     run = begun(tmp_path)
-    for step, seed in ((10, 1), (20, 2), (30, 3), (20, 4)):  # gone back from 30 to before 20
-        run.add_outputs(step, {"test": (member(seed), LABELS)})
-    kept(tmp_path, 10, 20)
-    found = run.outputs().log_probabilities
-    assert np.array_equal(found, np.stack([member(1).numpy(), member(4).numpy()]))
-    run.add_outputs(10, {"test": (member(5), LABELS)})  # and back to the very start
-    kept(tmp_path, 10)
-    assert np.array_equal(run.outputs().log_probabilities, member(5).numpy()[None])
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    for step, seed in ((10, 1), (20, 2), (30, 3)):
+        run.add_outputs(step, {"test": (member(seed), LABELS)}, store.reserve(step))
+        store.commit(step, {"weight": torch.full((2,), float(seed))})
+    store.rewind(10)
+    run.add_outputs(20, {"test": (member(4), LABELS)}, store.reserve(20))
+    # a kill at this moment: the manifest still has the old snapshots, and their outputs are still there
+    assert np.array_equal(run.outputs().log_probabilities, np.stack([member(k).numpy() for k in (1, 2, 3)]))
+    store.commit(20, {"weight": torch.full((2,), 4.0)})
+    assert np.array_equal(run.outputs().log_probabilities, np.stack([member(k).numpy() for k in (1, 4)]))
+    run.add_outputs(30, {"test": (member(5), LABELS)}, store.reserve(30))
+    store.commit(30, {"weight": torch.full((2,), 5.0)})
+    assert len(list((tmp_path / "outputs").glob("test-step-*"))) == 3
+    store.close()
 
 
 def test_outputs_are_those_of_committed_snapshots_alone(tmp_path):
     run = begun(tmp_path)
-    for step in (10, 20):
-        run.add_outputs(step, {"test": (member(step), LABELS)})
-    kept(tmp_path, 10)  # killed before the second was committed
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    run.add_outputs(10, {"test": (member(10), LABELS)}, store.reserve(10))
+    store.commit(10, {"weight": torch.zeros(1)})
+    run.add_outputs(20, {"test": (member(20), LABELS)}, store.reserve(20))  # killed before it was committed
+    store.close()
+    assert run.outputs().steps == (10,)
     assert np.array_equal(run.outputs().log_probabilities, member(10).numpy()[None])
 
 
-def test_outputs_that_are_not_there_are_an_error_that_says_how_to_have_some(tmp_path):
+def test_members_whose_outputs_are_intact_are_found(tmp_path):
     run = begun(tmp_path)
-    with pytest.raises(StoreError, match=r"holds no outputs of the test images$"):
-        run.outputs()
+    kept(tmp_path, 10, 20)
     run.add_outputs(10, {"test": (member(1), LABELS)})
-    kept(tmp_path)
-    with pytest.raises(StoreError, match="holds no snapshot yet: wait for the first minimum"):
-        run.outputs()
-    with pytest.raises(StoreError, match="holds no outputs of the held_out images; train with held_out=N to have some"):
-        run.outputs("held_out")
-
-
-@pytest.mark.parametrize("keep", [0, 5, 40, -1])
-def test_a_damaged_file_of_outputs_is_an_error_of_our_own(tmp_path, keep):
-    run = begun(tmp_path)
-    run.add_outputs(10, {"test": (member(1), LABELS)})
-    kept(tmp_path, 10)
-    path = tmp_path / "outputs.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DamagedError, match=r"outputs\.safetensors"):
-        run.outputs()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda stored: stored.pop("steps"),
-        lambda stored: stored.pop("test_labels"),
-        lambda stored: stored.update(steps=torch.tensor([20])),
-        lambda stored: stored.update(test_labels=LABELS[:3]),
-        lambda stored: stored.update(test=stored["test"] * float("nan")),
-        lambda stored: stored.update(test=stored["test"][0]),
-        lambda stored: stored.update(test=torch.full_like(stored["test"], -float("inf"))),
-        lambda stored: stored["test"][0, 0].fill_(-float("inf")),  # of one image alone
-        lambda stored: stored.update(test_labels=LABELS + 100),
-        lambda stored: stored.update(test_labels=LABELS - 100),
-        lambda stored: stored.update(test_labels=LABELS.double()),
-    ],
-)
-def test_outputs_that_lack_something_are_damaged(tmp_path, change):
-    run = begun(tmp_path)
-    run.add_outputs(10, {"test": (member(1), LABELS)})
-    kept(tmp_path, 10)
-    path = tmp_path / "outputs.safetensors"
-    stored = {name: entry.read() for name, entry in tensorfile.entries(path).items()}
-    change(stored)
-    path.write_bytes(b"".join(tensorfile.encode(stored)))
-    with pytest.raises(
-        DamagedError, match=r"outputs\.safetensors must hold what every member says, got .*: restore it"
-    ):
-        run.outputs()
+    assert run.intact_outputs("test") == {10}
+    assert run.intact_outputs("held_out") == set()
+    (path,) = (tmp_path / "outputs").glob("test-step-*")
+    flipped(path, -1)
+    assert run.intact_outputs("test") == set()
 
 
 def test_probabilities_add_up_to_one_and_errors_are_counted_by_hand():
     members = np.array([[[0.6, 0.4], [0.3, 0.7], [0.9, 0.1]], [[0.1, 0.9], [0.2, 0.8], [0.2, 0.8]]])
-    outputs = Outputs(np.log(members).astype(np.float16), np.array([0, 1, 0]))
+    outputs = Outputs((1, 2), np.log(members).astype(np.float16), np.array([0, 1, 0]))
     assert np.allclose(outputs.probabilities, members, atol=1e-3)
     assert np.allclose(outputs.probabilities.sum(-1), 1, atol=1e-12)
     assert outputs.member_errors == pytest.approx([0, 2 / 3])
@@ -385,7 +593,7 @@ def test_probabilities_add_up_to_one_and_errors_are_counted_by_hand():
 def test_pixels_are_prepared_as_they_were_for_training(tmp_path):
     data = tiny.data()
     Run(tmp_path).begin(tiny.recipe(), data.described())
-    placed = Placed(data, torch.device("cpu"))
+    placed = data.place(torch.device("cpu"))
     for pixels in (data.test.pixels, torch.from_numpy(data.test.pixels)):
         assert torch.allclose(Run(tmp_path).prepared(pixels), next(placed.batches(data.test)), atol=1e-6)
     with pytest.raises(ArgumentError, match=r"uint8 of shape \(images, 8, 8, 3\), got uint8 of \(20, 8\)"):

@@ -2,11 +2,13 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 
+import snapens
 from snapens.lab.engine import pack as engine
 from snapens.lab.records import source
 from snapens.lab.records.run import Run
@@ -38,6 +40,10 @@ def package(tmp_path, monkeypatch):
 
 def now():
     return source.digest.__wrapped__()
+
+
+def test_the_code_is_that_of_the_whole_package():
+    assert Path(snapens.__file__).parent == source._PACKAGE
 
 
 def test_the_order_of_files_does_not_matter():
@@ -102,6 +108,6 @@ def test_a_run_names_all_the_code_that_trained_it(tmp_path, monkeypatch):
     go_on("b", 5)
     go_on("a", 12)
     go_on("b", 20)
-    assert Run(tmp_path / "run").last_words["sources"] == "a b"
+    assert Run(tmp_path / "run").finish_event["sources"] == "a b"
     go_on("c", 20)  # it is finished: nothing is trained any more
-    assert Run(tmp_path / "run").last_words["sources"] == "a b"
+    assert Run(tmp_path / "run").finish_event["sources"] == "a b"

@@ -1,14 +1,16 @@
-"""The paper's numbers as data: every cell of its tables, and the runs of its figures that no table has.
+"""The paper's numbers as data: every cell of its tables, and the cells of its figures that are in no table.
 
 Names are network-dataset-method: `resnet110-cifar100-snapshot-0.2`, `densenet40-cifar100-m8`, `resnet50-imagenet-m2`.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from ..recipe.recipe import Recipe, unknown
+from ..recipe import Recipe, Settings
+from ..recipe.recipe import unknown
 
 IMAGES = {
     "cifar10": 50_000,
@@ -18,7 +20,7 @@ IMAGES = {
     "tinyimagenet": 100_000,
     "imagenet": 1_281_167,
 }
-"""Training images of each data set, those held out included."""
+"""Training images of each data set, including those that are held out."""
 TEST_IMAGES = {
     "cifar10": 10_000,
     "cifar100": 10_000,
@@ -27,37 +29,47 @@ TEST_IMAGES = {
     "tinyimagenet": 10_000,
     "imagenet": 50_000,
 }
-"""Those that errors are measured on; of Tiny ImageNet and ImageNet the validation images, whose labels are known."""
+"""Test images of each data set; for Tiny ImageNet and ImageNet the validation images, whose labels are public."""
 
 IMAGES_PER_SECOND = {"resnet110": 23_000, "wrn32": 29_000, "densenet40": 45_000, "densenet100": 6_200}
-"""Training speed of a pack on one H200, batch 64, CIFAR's images; `snapens bench train` measures it."""
+"""Training speed of a pack on one H200 with CIFAR images in batches of 64, as `snapens bench train` measures it."""
+_MOST_CHARACTERS = 80  # of the words in a name
 
 
 @dataclass(frozen=True)
 class Cell:
     """One number of the paper: the test error of the mean softmax of some members of some runs."""
 
-    name: str
+    network: str
+    dataset: str
+    """As the paper names it: `svhn` is trained with the extra images, the recipe's svhn-extra."""
+    method: str
+    """A row of Table 1, `mM` for M cycles, followed by `-E-epochs` for another budget or `-xK` for K runs."""
     recipe: Recipe
-    """The run; of several, the one with the first seed."""
+    """The recipe of the run with seed 0."""
     where: str
-    """The table or figure that it is a number of."""
+    """The table or figure that shows the number."""
     reads: Literal["last", "ensemble"]
     """The members of each run: its last snapshot alone, or all of them."""
     published_percent: float | None = None
-    """None: the paper draws it, or means it, but does not print it."""
+    """None where the paper prints no number."""
     starred: bool = False
-    """Copied by the paper from the DenseNet paper."""
+    """Whether the paper copied the number from the DenseNet paper."""
     seeds: int = 1
-    """K: how many runs, one seed each, are averaged."""
+    """K: the number of runs, each with its own seed, whose members are averaged."""
+
+    @property
+    def name(self) -> str:
+        """The network, data set and method."""
+        return f"{self.network}-{self.dataset}-{self.method}"
 
     def recipes(self, repetition: int = 0) -> tuple[Recipe, ...]:
-        """One for each seed; no two repetitions have a seed in common."""
+        """One per seed; no two repetitions share a seed."""
         first = self.recipe.seed + repetition * self.seeds
         return tuple(replace(self.recipe, seed=first + k) for k in range(self.seeds))
 
 
-# error in percent, a column for each data set; DenseNet-100 has the first two
+# error in percent, one column per data set; DenseNet-100 has only the first two
 _COLUMNS = ("cifar10", "cifar100", "svhn", "tinyimagenet")
 _TABLE_1: dict[str, dict[str, tuple[float, ...]]] = {
     "resnet110": {
@@ -103,7 +115,7 @@ _TABLE_2_SINGLE = 24.01
 _TABLE_2 = {2: 23.33, 3: 23.96}  # M -> percent
 _TABLE_3 = {2: 22.92, 4: 22.07, 6: 21.93, 8: 21.89, 10: 22.16}
 
-# a method of Table 1 -> its settings, and which members its number is of; Single and NoCycle are one run
+# a method of Table 1 -> its settings, and the members that its number reads; Single and NoCycle share one run
 _METHODS: dict[str, tuple[dict[str, Any], Literal["last", "ensemble"]]] = {
     "single": ({"method": "single"}, "last"),
     "dropout": ({"method": "single", "dropout": 0.2}, "last"),
@@ -119,12 +131,12 @@ _SNAPSHOT_ENSEMBLES = (2, 3)  # K; ours: the introduction proposes an ensemble o
 
 
 def cells() -> tuple[Cell, ...]:
-    """All cells: the 88 that are published, then Figure 4's that no table has, then K × M."""
+    """All cells: the 88 published ones, then those of Figure 4 that are in no table, then K × M."""
     return tuple(_cells().values())
 
 
 def find(name: str) -> Cell:
-    """The cell of a name.
+    """The cell with a name.
 
     Examples:
         >>> find("densenet100-cifar100-snapshot-0.2").published_percent
@@ -136,7 +148,7 @@ def find(name: str) -> Cell:
 
 
 def runs(cells: Iterable[Cell], repetition: int = 0) -> dict[Recipe, tuple[Cell, ...]]:
-    """What to train for some cells: each recipe once, with the cells that its run has a part in."""
+    """What to train for some cells: each recipe once, with the cells that read its run."""
     found: dict[Recipe, tuple[Cell, ...]] = {}
     for cell in cells:
         for recipe in cell.recipes(repetition):
@@ -145,15 +157,23 @@ def runs(cells: Iterable[Cell], repetition: int = 0) -> dict[Recipe, tuple[Cell,
 
 
 def run_name(recipe: Recipe) -> str:
-    """What the folder of a run is called: the cell it is for and its seed, or what sets the recipe apart."""
+    """The name of a run's folder and of its ledger entry: its cell and seed, or words and a hash of the recipe.
+
+    Two recipes never have the same name.
+
+    Examples:
+        >>> run_name(replace(find("wrn32-cifar10-nocycle").recipe, seed=3))
+        'wrn32-cifar10-single-seed3'
+    """
     if cell := _run_names().get(replace(recipe, seed=0)):
         return f"{cell}-seed{recipe.seed}"
-    name = f"{recipe.network}-{recipe.dataset}-{recipe.method}-{recipe.lr:g}-{recipe.epochs}-epochs-seed{recipe.seed}"
-    return name.replace(":", "-").replace("/", "-")
+    names = f"{recipe.network.name}-{recipe.dataset.name}-{recipe.method.kind}"
+    words = re.sub("[^A-Za-z0-9._]+", "-", f"{names}-{recipe.optimizer.lr:g}-{recipe.budget.epochs}-epochs")
+    return f"{words[:_MOST_CHARACTERS].strip('-.')}-{recipe.digest}-seed{recipe.seed}"
 
 
 def run_names(cell: Cell, repetition: int = 0) -> list[str]:
-    """The names of a cell's runs."""
+    """The names of a cell's runs in one repetition."""
     return [run_name(recipe) for recipe in cell.recipes(repetition)]
 
 
@@ -163,16 +183,16 @@ def _run_names() -> dict[Recipe, str]:
 
 
 def hours(recipe: Recipe) -> float | None:
-    """What a run of a recipe takes of a GPU that it shares with others; None where that was never measured."""
-    speed = IMAGES_PER_SECOND.get(recipe.network)
-    return None if speed is None else recipe.epochs * images(recipe) / speed / 3600
+    """GPU hours of one run in a pack; None where the network was never timed."""
+    speed = IMAGES_PER_SECOND.get(recipe.network.name)
+    return None if speed is None else recipe.budget.epochs * images(recipe) / speed / 3600
 
 
 def images(recipe: Recipe) -> int:
-    """How many images a recipe trains on: those of its data set that are not held out."""
-    if recipe.dataset not in IMAGES:
-        raise unknown("dataset", recipe.dataset, IMAGES)
-    return IMAGES[recipe.dataset] - recipe.held_out
+    """The number of images that a recipe trains on: those of its data set that are not held out."""
+    if recipe.dataset.name not in IMAGES:
+        raise unknown("dataset", recipe.dataset.name, IMAGES)
+    return IMAGES[recipe.dataset.name] - recipe.dataset.held_out
 
 
 @cache
@@ -186,14 +206,14 @@ def _table_1() -> Iterator[Cell]:
         for method, row in rows.items():
             settings, reads = _METHODS[method]
             for dataset, percent in zip(_COLUMNS, row, strict=False):
-                name = f"{network}-{dataset}-{method}"
-                recipe = replace(_budget(network, dataset), **settings)
-                yield Cell(name, recipe, "table 1", reads, percent, starred=name in _STARRED)
+                recipe = replace(_budget(network, dataset), **settings).recipe()
+                starred = f"{network}-{dataset}-{method}" in _STARRED
+                yield Cell(network, dataset, method, recipe, "table 1", reads, percent, starred)
 
 
-def _budget(network: str, dataset: str) -> Recipe:
-    """What all methods of a network on a data set have in common."""
-    recipe = Recipe(network=network, dataset=dataset)
+def _budget(network: str, dataset: str) -> Settings:
+    """What all methods share for a network and a data set."""
+    recipe = Settings(network=network, dataset=dataset)
     if dataset == "svhn":
         # 1.5 to 2 % are reached only with the extra images, as in the DenseNet paper, though the text counts 73,257
         return replace(recipe, dataset="svhn-extra", epochs=40, cycles=5, held_out=6_000)
@@ -207,18 +227,18 @@ def _budget(network: str, dataset: str) -> Recipe:
 
 def _table_2() -> Iterator[Cell]:
     # the rate of 0.1 is ours: the paper states none
-    common = Recipe(network="resnet50", dataset="imagenet", epochs=90, batch=256, lr=0.1)
-    single = replace(common, method="single", cycles=1)
-    yield Cell("resnet50-imagenet-single", single, "table 2", "last", _TABLE_2_SINGLE)
+    common = Settings(network="resnet50", dataset="imagenet", epochs=90, batch=256, lr=0.1)
+    single = replace(common, method="single", cycles=1).recipe()
+    yield Cell("resnet50", "imagenet", "single", single, "table 2", "last", _TABLE_2_SINGLE)
     for cycles, percent in _TABLE_2.items():
-        recipe = replace(common, method="snapshot", cycles=cycles)
-        yield Cell(f"resnet50-imagenet-m{cycles}", recipe, "table 2", "ensemble", percent)
+        recipe = replace(common, method="snapshot", cycles=cycles).recipe()
+        yield Cell("resnet50", "imagenet", f"m{cycles}", recipe, "table 2", "ensemble", percent)
 
 
 def _table_3() -> Iterator[Cell]:
     for cycles, percent in _TABLE_3.items():
-        recipe = replace(_budget("densenet40", "cifar100"), method="snapshot", lr=0.2, cycles=cycles)
-        yield Cell(f"densenet40-cifar100-m{cycles}", recipe, "table 3", "ensemble", percent)
+        recipe = replace(_budget("densenet40", "cifar100"), method="snapshot", lr=0.2, cycles=cycles).recipe()
+        yield Cell("densenet40", "cifar100", f"m{cycles}", recipe, "table 3", "ensemble", percent)
 
 
 def _figure_4() -> Iterator[Cell]:
@@ -226,14 +246,14 @@ def _figure_4() -> Iterator[Cell]:
         for method in ("snapshot-0.1", "singlecycle"):
             settings, reads = _METHODS[method]
             for epochs in _BUDGETS_EPOCHS:
-                recipe = replace(_budget("densenet40", dataset), **settings, epochs=epochs)
-                yield Cell(f"densenet40-{dataset}-{method}-{epochs}-epochs", recipe, "figure 4", reads)
-    single = replace(_budget("densenet40", "cifar100"), method="single")
+                recipe = replace(_budget("densenet40", dataset), **settings, epochs=epochs).recipe()
+                yield Cell("densenet40", dataset, f"{method}-{epochs}-epochs", recipe, "figure 4", reads)
+    single = replace(_budget("densenet40", "cifar100"), method="single").recipe()
     for seeds in _TRUE_ENSEMBLES:
-        yield Cell(f"densenet40-cifar100-single-x{seeds}", single, "figure 4", "last", seeds=seeds)
+        yield Cell("densenet40", "cifar100", f"single-x{seeds}", single, "figure 4", "last", seeds=seeds)
 
 
 def _snapshot_ensembles() -> Iterator[Cell]:
-    recipe = replace(_budget("densenet40", "cifar100"), method="snapshot", lr=0.2)
+    recipe = replace(_budget("densenet40", "cifar100"), method="snapshot", lr=0.2).recipe()
     for seeds in _SNAPSHOT_ENSEMBLES:
-        yield Cell(f"densenet40-cifar100-snapshot-0.2-x{seeds}", recipe, "introduction", "ensemble", seeds=seeds)
+        yield Cell("densenet40", "cifar100", f"snapshot-0.2-x{seeds}", recipe, "introduction", "ensemble", seeds=seeds)

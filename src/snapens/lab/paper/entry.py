@@ -1,4 +1,4 @@
-"""What the ledger keeps: an Entry is all that one run measured, a Joint the one number of several runs together."""
+"""What the ledger stores: an Entry has all measurements of one run, a Joint the one number of several runs together."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import metrics
-from ...errors import ArgumentError, DamagedError, SnapensError, StoreError
-from ...outputs import running_means
+from ...errors import ArgumentError, DamagedError, StoreError
 from ..recipe.recipe import Recipe
 from ..records.curves import Between, Series
-from ..records.scores import Running, Score
+from ..records.scores import THRESHOLDS, Quality
 from . import cells as paper
 
-if TYPE_CHECKING:  # reading the ledger does not wait for torch
-    from ...outputs import Outputs
+if TYPE_CHECKING:  # reading the ledger does not import torch
     from ..records.run import Run
+    from ..records.trace import Trace
 
 _MOST_POINTS = 300  # of a loss curve
-_THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
-_LONGEST_WORDS = 200
+_MOST_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a number was made with."""
+    """The code, hardware and software that a number was measured with."""
 
     commit: str
     device: str
@@ -34,24 +31,32 @@ class Origin:
     snapens: str
 
     def __post_init__(self) -> None:
-        for name, words in vars(self).items():
-            if not (words.isascii() and words.isprintable() and 0 < len(words) <= _LONGEST_WORDS):
-                rule = f"be one line of at most {_LONGEST_WORDS} printable ASCII characters"
-                raise ArgumentError(f"{name} must {rule}, got {words[:_LONGEST_WORDS]!r}")
+        for name, text in vars(self).items():
+            if not (text.isascii() and text.isprintable() and 0 < len(text) <= _MOST_CHARACTERS):
+                rule = f"be one line of at most {_MOST_CHARACTERS} printable ASCII characters"
+                raise ArgumentError(f"{name} must {rule}, got {text[:_MOST_CHARACTERS]!r}")
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The training loss on the way: means since the point before, and the rate at each point."""
+    """The training loss: the mean since the previous logged step, and the learning rate at each point."""
 
     epoch: Series
     lr: Series
     loss: Series
 
+    @classmethod
+    def from_trace(cls, trace: "Trace") -> "Losses":
+        """At most 300 points, evenly spaced, with five digits."""
+        count = len(trace.steps)
+        chosen = np.linspace(0, count - 1, min(count, _MOST_POINTS)).round().astype(int)
+        columns = (trace.epochs, trace.rates, trace.losses)
+        return cls(*(tuple(float(f"{column[k]:.5g}") for k in chosen) for column in columns))
+
 
 @dataclass(frozen=True)
 class Exit:
-    """Members are asked from the last backwards, until their mean gives some class `threshold` or more."""
+    """Members are evaluated newest first, until their mean gives some class a probability of `threshold` or more."""
 
     threshold: float
     error_percent: float
@@ -60,14 +65,14 @@ class Exit:
 
 @dataclass(frozen=True)
 class Entry:
-    """All that one finished run measured; errors in percent of the test images, snapshots oldest first."""
+    """All measurements of one finished run; errors are in percent of the test images, snapshots oldest first."""
 
     recipe: Recipe
     origin: Origin
     seconds: float
     images_per_second: float
     pack: int | None
-    """How many runs shared the device, this one included: seconds and speed are those of each."""
+    """How many runs shared the device, including this one; seconds and images per second are per run."""
     test_images: int
     snapshot_epochs: Series
     snapshot_percent: Series
@@ -85,86 +90,85 @@ class Entry:
     between: Between | None
 
     def __post_init__(self) -> None:
-        m = self.recipe.cycles
+        m = self.recipe.method.cycles
         curves = (self.snapshot_epochs, self.snapshot_percent, self.last_percent, self.first_percent)
         matrices = (self.correlation, self.disagreement)
         series = (*curves, self.last_nll, self.last_ece, *matrices, *(row for matrix in matrices for row in matrix))
         if any(len(values) != m for values in series):
-            raise ArgumentError(f"an entry must have {m} numbers, one for each snapshot, wherever it has a series")
+            raise ArgumentError(f"each series of an entry must have {m} numbers, one per snapshot")
         if len({len(values) for values in vars(self.losses).values()}) != 1:
-            raise ArgumentError("losses must have as many epochs as rates and losses")
+            raise ArgumentError("losses must have equally many epochs, learning rates and losses")
         if self.between and any(line.snapshot >= m for line in self.between.lines):
-            raise ArgumentError(f"a line must be of an earlier snapshot than the last, which is {m}")
-        if self.test_images != (counted := paper.TEST_IMAGES[self.recipe.dataset]):
-            raise ArgumentError(f"test_images must be the {counted:,} of {self.recipe.dataset}, got {self.test_images}")
+            raise ArgumentError(f"a line must start at a snapshot before the last one, which is {m}")
+        if self.test_images != (known := paper.TEST_IMAGES.get(self.recipe.dataset.name, self.test_images)):
+            raise ArgumentError(f"test_images must be {known:,} for {self.recipe.dataset.name}, got {self.test_images}")
         percentages = (*curves[1:], [found.error_percent for found in self.early_exit])
         if not all(0 <= value <= 100 for values in percentages for value in values):
             raise ArgumentError("errors must be between 0 and 100 percent")
         alone = self.snapshot_percent
         if (self.first_percent[0], self.last_percent[0]) != (alone[0], alone[-1]):
-            raise ArgumentError("an ensemble of one must have that snapshot's error")
+            raise ArgumentError("an ensemble of one snapshot must have the error of that snapshot")
         shares = (*self.last_ece, *(abs(r) for row in self.correlation for r in row), *sum(self.disagreement, ()))
         least = (*self.last_nll, self.seconds, 0 if self.pack is None else self.pack - 1)
         if not all(0 <= share <= 1 for share in shares) or min(least) < 0:
-            raise ArgumentError("ECE, correlation, disagreement, NLL, seconds and pack must be in their ranges")
+            raise ArgumentError("ECE, correlation, disagreement, NLL, seconds and pack must be within their ranges")
 
     @property
     def name(self) -> str:
-        """That of the run, and of the file."""
+        """The name of the run and of the file."""
         return paper.run_name(self.recipe)
 
     @cached_property
     def seedless(self) -> Recipe:
-        """The recipe as the paper's cells have it."""
+        """The recipe with seed 0, as in the cells of the paper."""
         return replace(self.recipe, seed=0)
 
     def percent(self, cell: paper.Cell) -> float:
-        """What a cell reads of this run alone."""
+        """The error that a cell of one run reads."""
         return self.last_percent[0 if cell.reads == "last" else -1]
 
     @classmethod
     def of_run(cls, run: "Run", commit: str) -> "Entry":
-        """What a finished run of the paper's measured."""
-        recipe, finished = _finished(run)
-        steps, total = run.snapshots.steps, recipe.schedule(paper.images(recipe)).total_steps
-        if len(steps) != recipe.cycles or steps[-1] != total:  # where cycles end between is as it was recorded
-            raise DamagedError(
-                f"{run.path} must hold {recipe.cycles} snapshots, the last at step {total}, got {steps}: train it again"
-            )
+        """The measurements of a finished run."""
+        from ..records.trace import Trace
+
+        recipe = run.recipe
+        if not run.finished:
+            raise StoreError(f"run must be finished to be recorded, got {run.path}: resume it first")
+        trace, steps = Trace.of(run), run.snapshots.steps
+        _require_whole(run, trace, steps)
         outputs = run.outputs()
-        try:
-            seconds = float(finished["seconds"])
-            return cls(
-                recipe=recipe,
-                origin=Origin(commit, *(finished[name] for name in ("device", "torch", "snapens"))),
-                seconds=seconds,
-                images_per_second=round(steps[-1] * recipe.batch / max(seconds, 1e-3), 1),
-                pack=None if finished.get("pack") is None else int(finished["pack"]),
-                test_images=len(outputs.labels),
-                snapshot_epochs=tuple(round(step * recipe.batch / paper.images(recipe), 4) for step in steps),
-                losses=_thinned(line for line in run.log() if line.get("event") == "trained"),
-                between=run.curves(),
-                **_worth(outputs),
-            )
-        except SnapensError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        seconds = trace.seconds
+        if seconds is None or trace.device is None or trace.torch is None or trace.snapens is None:
             raise DamagedError(
-                f"{run.path}/log.jsonl must be what snapens wrote, got {type(error).__name__}: {error}: restore it"
-            ) from error
+                f"{run.path}/log.jsonl must state seconds, device, torch and snapens where the run finished, "
+                "got at least one of them missing: restore the file"
+            )
+        return cls(
+            recipe=recipe,
+            origin=Origin(commit, trace.device, trace.torch, trace.snapens),
+            seconds=seconds,
+            images_per_second=round(steps[-1] * recipe.budget.batch / max(seconds, 1e-3), 1),
+            pack=trace.pack,
+            test_images=len(outputs.labels),
+            snapshot_epochs=tuple(round(step * recipe.budget.batch / trace.images, 4) for step in steps),
+            losses=Losses.from_trace(trace),
+            between=run.curves(),
+            **_measurements(Quality.of(outputs.log_probabilities, outputs.labels)),
+        )
 
 
 @dataclass(frozen=True)
 class Joint:
-    """The error of several runs together, which their own errors do not tell: a true ensemble, or K × M."""
+    """The error of several runs together: a true ensemble, or K × M."""
 
     cell: str
     repetition: int
     runs: tuple[str, ...]
     origins: tuple[Origin, ...]
-    """One for each run."""
+    """One per run."""
     seconds: float
-    """Of all runs."""
+    """The sum over all runs."""
     test_images: int
     error_percent: float
 
@@ -173,16 +177,16 @@ class Joint:
         if self.repetition < 0 or list(self.runs) != paper.run_names(cell, self.repetition):
             raise ArgumentError(f"runs must be those of repetition {self.repetition} of {cell.name}, got {self.runs}")
         if len(self.origins) != cell.seeds:
-            raise ArgumentError(f"origins must be one for each of {cell.seeds} runs, got {len(self.origins)}")
+            raise ArgumentError(f"origins must have one entry per run, {cell.seeds}, got {len(self.origins)}")
 
     @property
     def name(self) -> str:
-        """The cell and its seeds; that of the file."""
+        """The cell and its seeds; also the name of the file."""
         return joint_name(paper.find(self.cell), self.repetition)
 
     @classmethod
     def of_entries(cls, cell: paper.Cell, repetition: int, entries: Sequence[Entry], runs: Sequence["Run"]) -> "Joint":
-        """The number of a cell from the folders of its runs, each of which has an entry."""
+        """The number of a cell from the folders of its runs; each run has an entry."""
         from ..records.run import require_same_test
 
         labels = [run.outputs().labels for run in runs]
@@ -200,15 +204,14 @@ class Joint:
 
 
 def cell_error(cell: paper.Cell, runs: Sequence["Run"]) -> float:
-    """The error that a cell of the paper is about, a fraction, from one run for each of its seeds."""
+    """The error of a cell, a fraction, from one run per seed."""
     found = [run.outputs() for run in runs]
-    chosen = [outputs.probabilities[-1:] if cell.reads == "last" else outputs.probabilities for outputs in found]
-    *_, together = running_means(np.concatenate(chosen)[::-1])  # added up as in a run's own outputs
-    return float(metrics.error(together, found[0].labels))
+    members = [outputs.log_probabilities[-1 if cell.reads == "last" else 0 :] for outputs in found]
+    return Quality.of(np.concatenate(members), found[0].labels).last.scores[-1].error
 
 
 def joint_name(cell: paper.Cell, repetition: int) -> str:
-    """What the number of several runs is called.
+    """The name of a number of several runs.
 
     Examples:
         >>> joint_name(paper.find("densenet40-cifar100-single-x3"), repetition=1)
@@ -218,45 +221,36 @@ def joint_name(cell: paper.Cell, repetition: int) -> str:
     return f"{cell.name}-seeds{first}-{first + cell.seeds - 1}"
 
 
-def _finished(run: "Run") -> tuple[Recipe, dict[str, Any]]:
-    """The recipe, which must be of the paper's, and the log's last word."""
+def _require_whole(run: "Run", trace: "Trace", steps: Sequence[int]) -> None:
+    """Make sure that a run was trained on its whole data set and has all its snapshots."""
     recipe = run.recipe
-    if replace(recipe, seed=0) not in {cell.recipe for cell in paper.cells()}:
+    if recipe.dataset.name in paper.IMAGES and trace.images != (known := paper.images(recipe)):
         raise ArgumentError(
-            f"run must be of a recipe of the paper's, whatever the seed, got {run.path} ({paper.run_name(recipe)}): "
-            "`snapens paper list` shows what can be recorded"
+            f"run must be trained on the {known:,} images of {recipe.dataset.name}, "
+            f"got {run.path} with {trace.images:,}"
         )
-    if (finished := run.last_words) is None:
-        raise StoreError(f"run must be finished to be recorded, got {run.path}: resume it first")
-    return recipe, finished
+    total, cycles = recipe.schedule(trace.images).total_steps, recipe.method.cycles
+    if len(steps) != cycles or steps[-1] != total:  # the steps of the other snapshots are as recorded
+        raise DamagedError(
+            f"{run.path} must hold {cycles} snapshots, the last at step {total}, got {steps}: train it again"
+        )
 
 
-def _worth(outputs: "Outputs") -> dict[str, Any]:
-    """The fields of an entry that follow from what the members say of the test images."""
-    p, labels = outputs.probabilities, outputs.labels
-    first, last, running = Score.of_growing(p, labels), Score.of_growing(p[::-1], labels), Running.of(p, labels)
-    exits = []
-    for threshold in _THRESHOLDS:
-        asked = running.asked(threshold)
-        error = _percent(running.wrong(asked, labels).mean())
-        exits.append(Exit(threshold, error, round(float(asked.mean()), 4)))
+def _measurements(quality: Quality) -> dict[str, Any]:
+    """The fields of an entry that follow from the members' outputs for the test images."""
+    exits = zip(THRESHOLDS, quality.exits.error[-1], quality.exits.used[-1], strict=True)
+    alone, last, first = (answers.scores for answers in (quality.alone, quality.last, quality.first))
     return {
-        "snapshot_percent": tuple(map(_percent, metrics.error(p, labels))),
+        "snapshot_percent": tuple(_percent(score.error) for score in alone),
         "last_percent": tuple(_percent(score.error) for score in last),
         "first_percent": tuple(_percent(score.error) for score in first),
         "last_nll": _rounded(score.nll for score in last),
         "last_ece": _rounded(score.ece for score in last),
-        "correlation": tuple(map(_rounded, metrics.correlation(p))),
-        "disagreement": tuple(map(_rounded, metrics.disagreement(p))),
-        "early_exit": tuple(exits),
+        "correlation": tuple(map(_rounded, quality.correlation)),
+        "disagreement": tuple(map(_rounded, quality.disagreement)),
+        # a threshold of 1 is last_percent[-1] again
+        "early_exit": tuple(Exit(t, _percent(error), round(float(used), 4)) for t, error, used in exits if t < 1),
     }
-
-
-def _thinned(lines: Iterable[dict[str, Any]]) -> Losses:
-    points = [(float(line["epoch"]), float(line["lr"]), float(line["loss"])) for line in lines]
-    if len(points) > _MOST_POINTS:
-        points = [points[k] for k in np.linspace(0, len(points) - 1, _MOST_POINTS).round().astype(int)]
-    return Losses(*(tuple(float(f"{point[k]:.5g}") for point in points) for k in range(3)))
 
 
 def _percent(fraction: float) -> float:

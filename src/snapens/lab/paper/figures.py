@@ -1,95 +1,100 @@
 """The paper's figures as data: what each shows, and the cells that its panels are drawn from."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..recipe.recipe import unknown
-from .cells import cells
+from .cells import Cell, cells
 
 _CIFAR = ("cifar10", "cifar100")
 _RATES = ("0.1", "0.2")
 
 
 @dataclass(frozen=True)
+class Panel:
+    """One panel of a figure: its network and data set, the setting that it is drawn for, and its cells."""
+
+    network: str
+    dataset: str
+    setting: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
 class Figure:
-    """What a figure of the paper shows, and the cells whose runs it is drawn from, panel by panel."""
+    """What a figure of the paper shows, and for which network; None where it is drawn for all networks."""
 
     shows: str
-    panels: dict[str, tuple[str, ...]]
+    network: str | None
+    panels_of: Callable[[str], Iterable[Panel]]
+
+    def panels(self, network: str | None = None) -> tuple[Panel, ...]:
+        """The panels for the paper's network, or for another one; a panel without cells is left out."""
+        chosen = network or self.network
+        networks = [chosen] if chosen else dict.fromkeys(cell.network for cell in cells() if cell.where == "table 1")
+        return tuple(panel for one in networks for panel in self.panels_of(one) if panel.cells)
 
 
 def figure(name: str) -> Figure:
-    """A figure by its number, or the supplement's."""
+    """The figure with a number, or "S" for the supplement."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
     return FIGURES[name]
 
 
-def _named(begin: str, end: str = "") -> tuple[str, ...]:
-    return tuple(cell.name for cell in cells() if cell.name.startswith(begin) and cell.name.endswith(end))
+def _panel(network: str, dataset: str, setting: str, methods: Iterable[str]) -> Panel:
+    known = {cell.method: cell for cell in cells() if (cell.network, cell.dataset) == (network, dataset)}
+    return Panel(network, dataset, setting, tuple(known[method] for method in methods if method in known))
 
 
-def _by_epochs(dataset: str) -> tuple[str, ...]:
-    """All budgets of two methods; the last is in Table 1."""
-    methods = [f"densenet40-{dataset}-{method}" for method in ("snapshot-0.1", "singlecycle")]
-    return tuple(name for method in methods for name in (*_named(f"{method}-", "-epochs"), method))
+def _losses(network: str) -> Iterable[Panel]:
+    # the rate of 0.1 is ours: the paper states none
+    yield _panel(network, "cifar10", "", ("single", "snapshot-0.1"))
 
 
-def _pairs() -> tuple[tuple[str, str], ...]:
-    """The networks and data sets of Table 1."""
-    single = [cell.name for cell in cells() if cell.where == "table 1" and cell.name.endswith("-single")]
-    return tuple((network, dataset) for network, dataset, _ in (name.split("-") for name in single))
+def _by_rate(network: str) -> Iterable[Panel]:
+    for lr in _RATES:
+        for dataset in _CIFAR:
+            yield _panel(network, dataset, f"α₀ = {lr}", (f"snapshot-{lr}", "single"))
+
+
+def _sizes(network: str) -> Iterable[Panel]:
+    for dataset in _CIFAR:  # the budget of 300 epochs is in Table 1
+        budgets = (*(f"-{epochs}-epochs" for epochs in (60, 120, 180, 240)), "")
+        methods = [f"{method}{budget}" for method in ("snapshot-0.1", "singlecycle") for budget in budgets]
+        yield _panel(network, dataset, "by epochs", methods)
+    # the rate of 0.2 is ours, the better one of Table 1: the paper states none
+    true_ensembles = (f"single-x{seeds}" for seeds in range(2, 7))
+    yield _panel(network, "cifar100", "by models", ("snapshot-0.2", "single", *true_ensembles))
+
+
+def _cyclic_or_not(network: str, datasets: Iterable[str]) -> Iterable[Panel]:
+    for method, setting in (("snapshot-0.2", "cycles, α₀ = 0.2"), ("nocycle", "no cycles")):
+        for dataset in datasets:
+            yield _panel(network, dataset, setting, (method,))
+
+
+def _supplement(network: str) -> Iterable[Panel]:
+    for dataset in dict.fromkeys(cell.dataset for cell in cells() if cell.where == "table 1"):
+        for lr in _RATES:
+            yield _panel(network, dataset, f"α₀ = {lr}", (f"snapshot-{lr}", "single"))
 
 
 FIGURES = {
-    "2": Figure(
-        "training loss under the standard and the cyclic schedule",
-        # the rate of 0.1 is ours: the paper states none
-        {"cifar10": ("densenet100-cifar10-single", "densenet100-cifar10-snapshot-0.1")},
-    ),
+    "2": Figure("training loss with the standard and the cyclic schedule (dotted: snapshots)", "densenet100", _losses),
     # the caption says DenseNet-100, the text DenseNet-40
-    "3": Figure(
-        "error of the last m snapshots, m = 1 … M, and of the single model",
-        {
-            f"{dataset}, restarts at {lr}": (f"densenet100-{dataset}-snapshot-{lr}", f"densenet100-{dataset}-single")
-            for lr in _RATES
-            for dataset in _CIFAR
-        },
-    ),
-    "4": Figure(
-        "error by training budget; error of as many snapshots and fully trained models",
-        {
-            "cifar10, by epochs": _by_epochs("cifar10"),
-            "cifar100, by epochs": _by_epochs("cifar100"),
-            # the rate of 0.2 is ours, Table 1's better one: the paper states none
-            "cifar100, by models": (
-                "densenet40-cifar100-snapshot-0.2",
-                "densenet40-cifar100-single",
-                *_named("densenet40-cifar100-single-x"),
-            ),
-        },
-    ),
+    "3": Figure("error of the last m snapshots, m = 1 … M, and of the single model", "densenet100", _by_rate),
+    "4": Figure("error by training budget; error of m snapshots and of m fully trained models", "densenet40", _sizes),
     "5": Figure(
-        "error between the last snapshot's weights and each earlier one's",
-        {
-            f"{dataset}, {method}": (f"densenet40-{dataset}-{method}",)
-            for method in ("snapshot-0.2", "nocycle")
-            for dataset in _CIFAR
-        },
+        "error between the weights of each earlier snapshot (its number) and of the last one",
+        "densenet40",
+        lambda network: _cyclic_or_not(network, _CIFAR),
     ),
+    # CIFAR-100 is ours: the paper names no data set
     "6": Figure(
-        "correlation of every two snapshots' softmax outputs",
-        # CIFAR-100 is ours: the paper names no data set
-        {method: (f"densenet100-cifar100-{method}",) for method in ("snapshot-0.2", "nocycle")},
+        "correlation between the softmax outputs of every two snapshots",
+        "densenet100",
+        lambda network: _cyclic_or_not(network, ("cifar100",)),
     ),
-    "S": Figure(
-        "error of each snapshot, of the first m together, m = 1 … M, and of the single model",
-        {
-            f"{network}, {dataset}, restarts at {lr}": (
-                f"{network}-{dataset}-snapshot-{lr}",
-                f"{network}-{dataset}-single",
-            )
-            for network, dataset in _pairs()
-            for lr in _RATES
-        },
-    ),
+    "S": Figure("error of each snapshot, of the first m, m = 1 … M, and of the single model", None, _supplement),
 }

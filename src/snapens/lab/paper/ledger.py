@@ -1,4 +1,7 @@
-"""The ledger: our measured values for the paper's cells, one small JSON file for each run or set of runs."""
+"""The ledger: what finished runs measured, one small JSON file per run, and one per set of runs that a cell averages.
+
+Every recipe has an entry name of its own; the cells of the paper are the recipes that have a published value.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,27 +15,27 @@ from ..records import source
 from . import cells as paper
 from .entry import Entry, Joint, Origin, joint_name
 
-if TYPE_CHECKING:  # reading the ledger does not wait for torch
+if TYPE_CHECKING:  # reading the ledger does not import torch
     from ..records.run import Run
 
 Entries = Mapping[str, Entry | Joint]
 
-_FORMAT = 1
+_FORMAT = 2  # 1 had flat recipes
 _KINDS: dict[str, type[Entry] | type[Joint]] = {"run": Entry, "runs together": Joint}
 
 
 def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) -> Path:
-    """Keep what a finished run of the paper's measured; `commit` is that of the code which trained it, all of it.
+    """Store the measurements of a finished run of any recipe; `commit` is that of the code which trained it.
 
-    A result that is there already stays as it is, but for the lines between its snapshots, which may come later;
-    another result of the same name, or of another commit, is refused unless `overwrite`. A new result removes the
-    numbers that an earlier one had a part in together with other runs: they are no longer true.
+    An entry that exists is not changed, except that the lines between snapshots may be added later. A different
+    result, or another commit, under the same name is rejected unless `overwrite`. A new result removes the numbers of
+    several runs that its predecessor was part of, because they are no longer valid.
     """
     entry = Entry.of_run(run, commit)
     if is_of_commit(run, commit) is False:
         raise MismatchError(
-            f"commit must be that of the code which trained {run.path}, but {commit} is of other code: "
-            "give another one, or commit that code first"
+            f"commit must be that of the code which trained {run.path}, got {commit}, which has different code: "
+            "give the right commit, or commit that code first"
         )
     path = folder / f"{entry.name}.json"
     before = _read(path)
@@ -48,7 +51,7 @@ def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) ->
 
 
 def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = False) -> list[Path]:
-    """Keep the number of every cell of several seeds whose runs are all among these, and in the ledger."""
+    """Store the number of every cell of several seeds whose runs are all given and all in the ledger."""
     there, known = {paper.run_name(run.recipe): run for run in runs}, entries(folder)
     kept = []
     for cell in (cell for cell in paper.cells() if cell.seeds > 1):
@@ -62,39 +65,41 @@ def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = Fa
 
 
 def is_of_commit(run: "Run", commit: str) -> bool | None:
-    """Whether a run was trained by the code of a commit, and no other; None where its log or git does not tell."""
-    trained_by = set(str((run.last_words or {}).get("sources", "")).split())
+    """Whether a run was trained by the code of a commit and by no other; None where its log or git does not say."""
+    from ..records.trace import Trace
+
+    trained_by = set((Trace.of(run).sources or "").split())
     there = source.digest_at(commit) if trained_by else None
     return None if there is None else trained_by == {there}
 
 
 def entries(folder: Path) -> dict[str, Entry | Joint]:
-    """All that is in the ledger, by name; nothing where there is no such folder."""
+    """All entries of a ledger by name; none where the folder does not exist."""
     found = {path.stem: entry for path in _files(folder) if (entry := _read(path))}
     stale = [f"{name}.json" for name, entry in found.items() if isinstance(entry, Joint) and not _is_of(entry, found)]
     if stale:
         raise DamagedError(
-            f"{folder} must hold the runs of its numbers of several runs as they were, but not those of "
-            f"{', '.join(stale)}: remove these, and record their runs again, together"
+            f"{folder} must hold every run that a number of several runs was computed from, but the runs of "
+            f"{', '.join(stale)} are missing or have changed: remove these files, and record their runs together again"
         )
     return found
 
 
 def runs_of(cell: paper.Cell, entries: Entries) -> list[Entry]:
-    """The runs of a cell's recipe, whatever their seed, by seed."""
+    """The runs of a cell's recipe with any seed, ordered by seed."""
     runs = [entry for entry in entries.values() if isinstance(entry, Entry)]
     return sorted((run for run in runs if run.seedless == cell.recipe), key=lambda run: run.recipe.seed)
 
 
 def measured(cell: paper.Cell, entries: Entries) -> list[float]:
-    """Our errors for a cell, in percent, one for each repetition."""
+    """Our errors for a cell in percent, one per repetition."""
     if cell.seeds == 1:
         return [entry.percent(cell) for entry in runs_of(cell, entries)]
     return [joint.error_percent for joint in _joints_of(cell, entries)]
 
 
 def origins(cell: paper.Cell, entries: Entries) -> list[Origin]:
-    """What a cell's numbers were made with, one for each run."""
+    """The origins of a cell's numbers, one per run."""
     if cell.seeds == 1:
         return [entry.origin for entry in runs_of(cell, entries)]
     return [origin for joint in _joints_of(cell, entries) for origin in joint.origins]
@@ -106,7 +111,7 @@ def _joints_of(cell: paper.Cell, entries: Entries) -> list[Joint]:
 
 
 def _is_of(joint: Joint, entries: Entries) -> bool:
-    """Whether its runs are the ones that the entries are about."""
+    """Whether the entries of its runs are those that it was computed from."""
     runs = [entry for name in joint.runs if isinstance(entry := entries.get(name), Entry)]
     seconds = round(sum(run.seconds for run in runs), 3)
     return (tuple(run.origin for run in runs), seconds) == (joint.origins, joint.seconds)
@@ -118,12 +123,15 @@ def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
         old, new = asdict(before), asdict(entry)
         if differing := sorted(name for name in {**old, **new} if old.get(name) != new.get(name)):
             raise StoreError(
-                f"{path} must not change, but {entry.name} now has other {', '.join(differing)}: "
-                "remove the file, or ask for it to be overwritten (--overwrite)"
+                f"{path} must not change, but {entry.name} now differs in {', '.join(differing)}: "
+                "remove the file, or overwrite it (--overwrite)"
             )
         return path
     kind = next(kind for kind, form in _KINDS.items() if isinstance(entry, form))
-    return durable.write(path, jsonfile.dumps({"format": _FORMAT, "kind": kind, **asdict(entry)}))
+    content = {"format": _FORMAT, "kind": kind, **asdict(entry)}
+    if isinstance(entry, Entry):
+        content["recipe"] = entry.recipe.written()
+    return durable.write(path, jsonfile.dumps(content))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -132,28 +140,26 @@ def _files(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise StoreError(f"{folder} could not be read ({error}): check who may read it") from error
+        raise StoreError(f"{folder} could not be read ({error}): check its permissions") from error
 
 
 def _read(path: Path) -> Entry | Joint | None:
-    """What a file holds; None where there is none."""
+    """The entry in a file; None where there is no file."""
     try:
         content = jsonfile.read(path)
         version = content.pop("format", None) if isinstance(content, dict) else None
         if type(version) is int and version > _FORMAT:
-            raise ArgumentError(f"format {version}, of which this snapens knows only {_FORMAT}: take a newer one")
-        if type(version) is not int or version != _FORMAT:
+            raise ArgumentError(f"format {version}, but this snapens reads up to {_FORMAT}: install a newer snapens")
+        if type(version) is not int or version < 1:
             raise ArgumentError(f"format {version!r} instead of {_FORMAT}")
         kind = content.pop("kind", None)
         if kind not in tuple(_KINDS):  # it may be anything
             raise ArgumentError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}")
         entry: Entry | Joint = decoded(_KINDS[kind], content, "entry")
         if entry.name != path.stem:
-            raise ArgumentError(f"the name must be that of its content, {entry.name}")
+            raise ArgumentError(f"the file's name must be that of its content, {entry.name}")
         return entry
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise StoreError(f"{path} could not be read ({error}): check who may read it") from error
-    except (ValueError, OverflowError, RecursionError) as error:
+    except ValueError as error:
         raise DamagedError(f"{path} must be an entry of the ledger, got {error}: restore or remove it") from error

@@ -1,64 +1,122 @@
-"""The gallery: the test images on which a run's members disagree most, kept with the run for its report."""
+"""The gallery: the test images on which a run's members disagree most, stored with the run for its report."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ... import metrics
-from ...errors import DamagedError
+from ...errors import ArgumentError, DamagedError
 from ...outputs import Outputs
-from ...storage import tensorfile
-from .run import Run, publish
+from ...storage import durable, sealed, tensorfile
+from ...storage.generations import Generations
+from ...storage.manifest import FileRecord
+from ...storage.tensorfile import About
+from .run import Run
+from .scores import blocks
+from .state import writing
 
 IMAGES = 60
-"""How many are kept."""
+"""The largest number of images that are stored."""
+_FORMAT_1 = "gallery.safetensors"
 _MOST_PIXELS = 96  # of a side
-_CHUNK = 1000  # examples at a time: ImageNet's outputs fill the memory once, not five times
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Test images: where they stand among all, and uint8 pixels (images, height, width, channels)."""
+    """Test images: their indices among all, uint8 pixels (images, height, width, channels), and names if they have any.
+
+    A name is the image's file, relative to the folder of the data set.
+    """
 
     indices: NDArray[np.int64]
     pixels: NDArray[np.uint8]
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Record(FileRecord):
+    """What `gallery.json` holds."""
+
+    indices: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.names is not None and len(self.names) != len(self.indices):
+            raise ArgumentError(f"names must be one per index ({len(self.indices)}), got {len(self.names)}")
 
 
 def disputed(outputs: Outputs, count: int = IMAGES) -> NDArray[np.int64]:
-    """The examples with the most mutual information between members and answer, the most first; ties by index."""
-    p = outputs.probabilities
-    information = [metrics.mutual_information(p[:, k : k + _CHUNK]) for k in range(0, p.shape[1], _CHUNK)]
-    return np.argsort(-np.concatenate(information), kind="stable")[:count].astype(np.int64)
+    """The examples for which members choose different classes, those with the most mutual information first.
+
+    Ties are ordered by index.
+    """
+    indices, information = [], []
+    for rows, p in blocks(outputs.log_probabilities):
+        choices = p.argmax(-1)
+        differ = np.flatnonzero((choices != choices[0]).any(0))
+        indices.append(rows.start + differ)
+        information.append(metrics.mutual_information(p[:, differ]) if len(differ) else np.empty(0))
+    order = np.argsort(-np.concatenate(information), kind="stable")[:count]
+    return np.concatenate(indices)[order].astype(np.int64)
 
 
-def keep(run: Run, pixels: Callable[[NDArray[np.int64]], NDArray[np.uint8]]) -> None:
-    """Choose among the test images and store them in the run folder; `pixels` reads those of some indices."""
+def keep(
+    run: Run,
+    pixels: Callable[[NDArray[np.int64]], NDArray[np.uint8] | None],
+    name: Callable[[int], str | None] = lambda index: None,
+) -> None:
+    """Choose test images and store them in the run folder.
+
+    `pixels` reads the images of some indices; it returns None where the examples are not images, and nothing is stored.
+    `name` is the file name of an image, None for images without files.
+    """
     indices = disputed(run.outputs())
-    tensors = {"indices": torch.from_numpy(indices), "pixels": torch.from_numpy(_shrunk(pixels(indices)))}
-    publish(run.path / "gallery.safetensors", tensorfile.encode(tensors))
+    if not len(indices) or (chosen := pixels(indices)) is None:
+        return
+    names = [name(index) for index in indices.tolist()]
+    tensors, identity = {"pixels": torch.from_numpy(_shrunk(chosen))}, str(run.identity)
+    files = Generations(run.path / "gallery.json", run.path, "gallery", previous=False)
+    path = files.file("gallery")
+    with writing(path):
+        digest = tensorfile.save(path, tensors, About(identity, "gallery"))
+        record = _Record(path.name, digest, tuple(indices.tolist()), None if None in names else tuple(map(str, names)))
+        files.commit(sealed.encode("gallery", identity, asdict(record)), [path.name])
 
 
 def read(run: Run) -> Gallery | None:
-    """The images kept with a run, if some were."""
-    path = run.path / "gallery.safetensors"
-    if not path.exists():
+    """The images stored with a run; None if there are none."""
+    if not any((run.path / name).exists() for name in ("gallery.json", _FORMAT_1)):
         return None
-    stored = {name: entry.read().numpy() for name, entry in tensorfile.entries(path).items()}
+    indices, names, path = _found(run)
+    pixels = tensorfile.entries(path).get("pixels")
+    if pixels is None or pixels.dtype != torch.uint8 or len(pixels.shape) != 4 or 0 in pixels.shape[1:]:
+        raise DamagedError(f"{path} must hold uint8 pixels (images, height, width, channels): remove it")
+    if len(indices) != pixels.shape[0]:
+        raise DamagedError(f"{path} must hold an image per index ({len(indices)}), got {pixels.shape[0]}: remove it")
+    return Gallery(indices, pixels.read().numpy(), names)
+
+
+def _found(run: Run) -> tuple[NDArray[np.int64], tuple[str, ...] | None, Path]:
+    """The indices and names of the images, and the file that holds their pixels."""
     try:
-        indices, pixels = stored["indices"], stored["pixels"]
-        sound = (indices.dtype.name, pixels.dtype.name) == ("int64", "uint8") and indices.shape == pixels.shape[:1]
-        if not sound or pixels.ndim != 4 or 0 in pixels.shape[1:]:
-            raise ValueError(f"{indices.dtype} {indices.shape}, {pixels.dtype} {pixels.shape}")
-    except (KeyError, ValueError) as error:
-        raise DamagedError(f"{path} must hold indices, and uint8 pixels for each, got {error}: remove it") from error
-    return Gallery(indices, pixels)
+        record = sealed.read(run.path / "gallery.json", "gallery", _Record, run=run.identity).value
+    except FileNotFoundError:
+        path = run.path / _FORMAT_1
+        indices = tensorfile.entries(path).get("indices")
+        if indices is None or indices.dtype != torch.int64 or len(indices.shape) != 1:
+            raise DamagedError(f"{path} must hold int64 indices: remove it") from None
+        return indices.read().numpy(), None, path
+    path = run.path / record.file
+    durable.check(path, record.digest, "gallery.json")
+    return np.array(record.indices, np.int64), record.names, path
 
 
 def _shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Means of square blocks, so that no side is longer than a thumbnail's; what does not fill a block is cut off."""
+    """Means of square blocks, so that no side exceeds a thumbnail's; pixels that do not fill a block are cut off."""
     images, height, width, channels = pixels.shape
     side = -(-max(height, width) // _MOST_PIXELS)
     if side == 1:

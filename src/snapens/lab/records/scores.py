@@ -1,66 +1,144 @@
-"""Scores: what members are worth, alone and as their mean grows, and how many must be asked until it is sure."""
+"""Scores: how good members are on labelled examples, alone and together, computed once from their outputs.
 
+Outputs are read in blocks of examples, so that float64 probabilities of all of them are never in memory at once.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import metrics
-from ...outputs import running_means
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
+"""Confidences at which early exit stops. At 1 it never stops: all members are evaluated."""
+_BLOCK_BYTES = 1 << 24  # of float64 probabilities
+
+
+def blocks(log_probabilities: NDArray[np.float16]) -> Iterator[tuple[slice, Floats]]:
+    """Probabilities of (members, examples, classes) in blocks of examples, each row with the sum 1."""
+    members, examples, classes = log_probabilities.shape
+    size = max(1, _BLOCK_BYTES // (8 * members * classes))
+    for start in range(0, examples, size):
+        rows = slice(start, start + size)
+        p = log_probabilities[:, rows].astype(np.float64)
+        np.exp(p, out=p)
+        p /= p.sum(-1, keepdims=True)
+        yield rows, p
+
 
 @dataclass(frozen=True)
 class Score:
-    """What one predictor is worth: its error (a fraction), NLL (nats) and expected calibration error."""
+    """How good one predictor is: its error (a fraction), NLL (nats) and expected calibration error."""
 
     error: float
     nll: float
     ece: float
 
-    @classmethod
-    def of(cls, probabilities: Floats, labels: Whole) -> "Score":
-        """From (examples, classes)."""
-        return cls(*(float(of(probabilities, labels)) for of in (metrics.error, metrics.nll, metrics.ece)))
+
+@dataclass(frozen=True)
+class Answers:
+    """What some predictors answer: arrays of (predictors, examples)."""
+
+    choice: Whole
+    """The most probable class."""
+    confidence: Floats
+    """The probability of that class."""
+    nll: Floats
+    """Minus the logarithm of the label's probability, in nats."""
+    wrong: NDArray[np.bool_]
 
     @classmethod
-    def of_growing(cls, members: Floats, labels: Whole) -> "tuple[Score, ...]":
-        """Of the first 1, 2, … members together."""
-        return tuple(cls.of(mean, labels) for mean in running_means(members))
+    def empty(cls, predictors: int, examples: int) -> "Answers":
+        """Arrays to be filled by `fill`."""
+        return cls(*(np.empty((predictors, examples), kind) for kind in (np.int64, np.float64, np.float64, bool)))
+
+    def fill(self, predictor: int, rows: slice, probabilities: Floats, labels: Whole) -> None:
+        """Take the answers of one predictor to some examples from (examples, classes)."""
+        each, choice = np.arange(len(labels)), probabilities.argmax(-1)
+        self.choice[predictor, rows] = choice
+        self.confidence[predictor, rows] = probabilities[each, choice]
+        self.nll[predictor, rows] = metrics.surprise(probabilities[each, labels])
+        self.wrong[predictor, rows] = choice != labels
+
+    @cached_property
+    def scores(self) -> tuple[Score, ...]:
+        """One per predictor."""
+        ece = metrics.calibration_error(self.confidence, ~self.wrong)
+        columns = zip(self.wrong.mean(-1), self.nll.mean(-1), ece, strict=True)
+        return tuple(Score(*map(float, column)) for column in columns)
 
 
 @dataclass(frozen=True)
-class Running:
-    """The mean of the last k members, k = 1 … M: its choice, its confidence, its NLL.
+class Exits:
+    """Early exit: arrays of (m, thresholds) for at most m = 1 … M members and each of `THRESHOLDS`."""
 
-    Each is (members, examples).
-    """
-
-    choice: Whole
-    confidence: Floats
+    error: Floats
     nll: Floats
+    used: Floats
+    """The mean number of members that are evaluated."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good members are on one set of labelled examples; members are ordered oldest first."""
+
+    labels: Whole
+    alone: Answers
+    """Of each member."""
+    first: Answers
+    """Of the mean of the first m members, m = 1 … M."""
+    last: Answers
+    """Of the mean of the last m members, m = 1 … M."""
+    correlation: Floats
+    """(members, members): of the softmax outputs, over examples × classes."""
 
     @classmethod
-    def of(cls, probabilities: Floats, labels: Whole) -> "Running":
-        """From (members, examples, classes), oldest member first."""
-        rows, found = np.arange(len(labels)), []
-        for mean in running_means(probabilities[::-1]):
-            choice = mean.argmax(-1)
-            found.append((choice, mean[rows, choice], metrics.surprise(mean[rows, labels])))
-        return cls(*(np.stack(column) for column in zip(*found, strict=True)))
+    def of(cls, log_probabilities: NDArray[np.float16], labels: Whole) -> "Quality":
+        """From (members, examples, classes) and (examples,)."""
+        members, examples, _ = log_probabilities.shape
+        alone, first, last = (Answers.empty(members, examples) for _ in range(3))
+        comoments = np.zeros((members + 1, members + 1))
+        for rows, p in blocks(log_probabilities):
+            for k, member in enumerate(p):
+                alone.fill(k, rows, member, labels[rows])
+            for together, ordered in ((first, p), (last, p[::-1])):
+                total = np.zeros_like(p[0])
+                for k, member in enumerate(ordered):
+                    total += member
+                    together.fill(k, rows, total / (k + 1), labels[rows])
+            comoments += metrics.comoments(p)
+        return cls(labels, alone, first, last, metrics.correlation_from(comoments))
 
-    def asked(self, threshold: float) -> Whole:
-        """(examples,): how many members speak, the last first, before the mean's confidence reaches the threshold.
+    @cached_property
+    def disagreement(self) -> Floats:
+        """(members, members): the share of examples on which two members choose different classes."""
+        return metrics.share_that_differs(self.alone.choice)
 
-        At 1 that is all of them, even after one that leaves no doubt.
+    def evaluated(self, threshold: float) -> Whole:
+        """(examples,): how many members early exit evaluates, newest first, until their mean is confident enough.
+
+        At a threshold of 1 that is all members, even after one whose confidence is 1.
         """
-        sure = self.confidence >= threshold if threshold < 1 else np.zeros(self.confidence.shape, bool)
-        sure[-1] = True  # there is no other left to ask
-        return np.asarray(sure.argmax(0) + 1, dtype=np.int64)
+        confidence = self.last.confidence
+        enough = confidence >= threshold if threshold < 1 else np.zeros(confidence.shape, bool)
+        enough[-1] = True  # no member is left
+        return np.asarray(enough.argmax(0) + 1, dtype=np.int64)
 
-    def wrong(self, asked: Whole, labels: Whole) -> NDArray[np.bool_]:
-        """(examples,): where the mean of so many members, as many as each example asked, errs."""
-        wrong: NDArray[np.bool_] = np.take_along_axis(self.choice, asked[None] - 1, axis=0)[0] != labels
-        return wrong
+    @cached_property
+    def exits(self) -> Exits:
+        """For every m and each of `THRESHOLDS`."""
+        members, each = len(self.last.choice), np.arange(len(self.labels))
+        tables = np.empty((3, members, len(THRESHOLDS)))
+        for column, threshold in enumerate(THRESHOLDS):
+            evaluated = self.evaluated(threshold)
+            for m in range(1, members + 1):
+                used = np.minimum(evaluated, m)
+                error, nll = (values[used - 1, each].mean() for values in (self.last.wrong, self.last.nll))
+                tables[:, m - 1, column] = error, nll, used.mean()
+        return Exits(*tables)

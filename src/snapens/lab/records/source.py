@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent.parent
+_PACKAGE = Path(__file__).parents[2]
 
 
 @cache

@@ -1,0 +1,98 @@
+"""The log of a run: one event per line, each with a checksum."""
+
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import DamagedError, StoreError
+from ...storage import durable, jsonfile
+from ...storage.sealed import FORMAT
+
+_SIZE_LIMIT = 1 << 28
+
+
+class Log:
+    """`log.jsonl`: a first line with the format and the run, then one line per event."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ready = False  # whether a line can be appended to the file as it is
+
+    def append(self, run: str, values: dict[str, Any]) -> None:
+        """Add an event; the first time, complete a file that was cut off, or that format 1 wrote."""
+        line = _encoded(values)
+        try:
+            if not self._ready:
+                self.keep(run, lambda _: True)
+            self._ready = False  # a write that fails may leave half a line
+            with open(self.path, "ab") as file:
+                file.write(line)
+            self._ready = True
+        except OSError as error:
+            raise StoreError(f"{self.path} could not be written ({error}): make room, then resume") from error
+
+    def keep(self, run: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite the file with the wanted events only."""
+        head = _encoded({"format": FORMAT, "kind": "log", "run": run})
+        lines = [_encoded(line) for line in self.lines(run) if wanted(line)]
+        durable.publish(self.path, [head, *lines])
+        self._ready = True
+
+    def lines(self, run: str | None) -> Iterator[dict[str, Any]]:
+        """The events. A last line that was cut off is left out; any other damaged line is an error."""
+        try:
+            content = durable.contents(self.path, _SIZE_LIMIT)
+        except FileNotFoundError:
+            return
+        *whole, cut = content.split(b"\n")
+        if not content.startswith(b'{"format"') and b'"crc32"' not in content:
+            yield from _format_1([*whole, cut])
+            return
+        with suppress(ValueError):
+            _decoded(cut[:-1])  # a whole line whose end was altered, not one that was cut off
+            whole.append(cut)
+        with suppress(ValueError):
+            _decoded(cut)
+            whole.append(cut)
+        for number, line in enumerate(whole, 1):
+            try:
+                values = _decoded(line)
+                if number == 1:
+                    self._check_head(values, run)
+                else:
+                    yield values
+            except ValueError as error:
+                raise DamagedError(
+                    f"{self.path} must be what snapens wrote, got {error} in line {number}: restore the file, or "
+                    "remove the line"
+                ) from error
+
+    def _check_head(self, head: dict[str, Any], run: str | None) -> None:
+        found = head.get("format")
+        if type(found) is int and found > FORMAT:
+            raise StoreError(f"{self.path} must have format {FORMAT} or older, got {found}: install a newer snapens")
+        if found != FORMAT or head.get("kind") != "log":
+            raise ValueError("no head of a log")
+        if run is not None and head.get("run") != run:
+            raise DamagedError(f"{self.path} must belong to run {run}, got run {head.get('run')}: restore the file")
+
+
+def _encoded(values: dict[str, Any]) -> bytes:
+    checksum = f"{zlib.crc32(jsonfile.compact(values).encode()):08x}"
+    return jsonfile.compact({**values, "crc32": checksum}).encode() + b"\n"
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    values = jsonfile.loads(line)
+    if not isinstance(values, dict) or values.pop("crc32", None) is None or _encoded(values) != line + b"\n":
+        raise ValueError("another content than its checksum says")
+    return values
+
+
+def _format_1(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Lines without a checksum; whatever was cut off is left out."""
+    for line in lines:
+        with suppress(ValueError, TypeError):
+            yield dict(jsonfile.loads(line))

@@ -1,0 +1,95 @@
+"""The state of a run: what a training process needs to continue it."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import ArgumentError, DamagedError, StoreError
+from ...storage import durable, sealed, tensorfile
+from ...storage.generations import Generations
+from ...storage.manifest import FileRecord
+from ...storage.tensorfile import About
+from ...storage.typed import decoded
+
+log = logging.getLogger("snapens")
+
+
+@dataclass(frozen=True)
+class State:
+    """The tensors that a step changes, how many steps are completed, and what else is needed to continue."""
+
+    completed: int
+    tensors: Mapping[str, Tensor]
+    notes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Record(FileRecord):
+    """What `state.json` holds."""
+
+    completed: int
+    notes: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.file.startswith(f"step-{self.completed:09d}-"):
+            raise ArgumentError(f"file must be one of step {self.completed}, got {self.file}")
+
+
+class States:
+    """`state/` in a run folder: the last state, and the one before it until the next is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = Generations(folder / "state.json", folder, r"step-\d{9,}")
+
+    def save(self, run: str, state: State) -> None:
+        """Keep a state."""
+        path = self._files.file(f"step-{state.completed:09d}")
+        tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.tensors.items()}
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            digest = tensorfile.save(path, tensors, About(run, "state", state.completed))
+            content = asdict(_Record(path.name, digest, state.completed, state.notes))
+            self._files.commit(sealed.encode("state", run, content), [path.name])
+
+    def load(self, run: str | None) -> State | None:
+        """The state kept last, or the one before if that one is damaged; None before the first."""
+        found = [path for path in (self._files.path, self._files.previous) if path is not None and path.exists()]
+        for path in found:
+            try:
+                return self._read(path, run)
+            except DamagedError as error:
+                if path == found[-1]:
+                    raise
+                log.warning("%s; continuing from the state before", error)
+        return None
+
+    def _read(self, path: Path, run: str | None) -> State:
+        found = sealed.read(path, "state", _Record, run=run, format_1=_format_1)
+        record, file = found.value, path.parent / found.value.file
+        durable.check(file, record.digest, path.name)
+        entries = tensorfile.entries(file, About(str(run or found.run), "state", record.completed))
+        self._files.rest_on(found.content, [record.file])
+        return State(record.completed, {name: entry.read() for name, entry in entries.items()}, record.notes)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Write a file of a run folder; an error of the system becomes our own."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path} could not be written ({error}); what was kept before is intact: make room, then resume"
+        ) from error
+
+
+def _format_1(content: dict[str, Any]) -> _Record:
+    digest = {"sha256": content.pop("sha256"), "bytes": content.pop("bytes")}
+    record: _Record = decoded(_Record, {**content, "digest": digest}, "state")
+    return record

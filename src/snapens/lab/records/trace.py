@@ -1,0 +1,81 @@
+"""Trace: what a run folder says about the training itself."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import DamagedError
+from .run import Run
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The training loss as it was logged, and how the run finished; fields after `losses` are None before that."""
+
+    images: int
+    """The number of training images."""
+    steps: tuple[int, ...]
+    epochs: tuple[float, ...]
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    """Each is the mean since the step before."""
+    seconds: float | None
+    pack: int | None
+    """How many runs shared the device."""
+    device: str | None
+    torch: str | None
+    snapens: str | None
+    sources: str | None
+    """Digests of the code that trained the run, separated by spaces."""
+
+    @classmethod
+    def of(cls, run: Run) -> "Trace":
+        """Read recipe.json and the log."""
+        images = _images(run)
+        try:
+            trained = [line for line in run.log() if line.get("event") == "trained"]
+            epochs, rates, losses = (tuple(_finite(line[name]) for line in trained) for name in ("epoch", "lr", "loss"))
+            finished = run.finish_event or {}
+            seconds, pack = finished.get("seconds"), finished.get("pack")
+            return cls(
+                images,
+                tuple(int(line["step"]) for line in trained),
+                epochs,
+                rates,
+                losses,
+                None if seconds is None else _finite(seconds),
+                None if pack is None else int(pack),
+                *(_text(finished.get(name)) for name in ("device", "torch", "snapens", "sources")),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DamagedError(
+                f"{run.path}/log.jsonl must be as snapens wrote it, got {type(error).__name__}: {error}: "
+                "restore the file or remove the line"
+            ) from error
+
+    def loss_at(self, step: int) -> float | None:
+        """The loss logged at this step; None where there is none."""
+        return self.losses[self.steps.index(step)] if step in self.steps else None
+
+
+def _images(run: Run) -> int:
+    try:
+        if (count := int(run.data["images"]["train"]["count"])) < 1:
+            raise ValueError(count)
+        return count
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(
+            f"{run.path}/recipe.json must state the number of training images: restore the file"
+        ) from error
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{value} is not finite")
+    return number
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value

@@ -1,0 +1,155 @@
+"""The charts of a page: which there are, their titles, and a sentence for readers who cannot see them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..lab.records.scores import THRESHOLDS, Floats, Score
+from . import charts, style
+from .account import Account
+from .style import BASELINE, ENSEMBLE, SINGLE
+from .summary import Summary
+from .svg import Chart
+
+
+def draw(summary: Summary) -> dict[str, Chart]:
+    """Every chart that the runs have numbers for, by name."""
+    drawers: list[Callable[[Summary], Chart]] = [_snapshots, _reliability]
+    if summary.focus.trace.steps:
+        drawers.insert(0, _training)
+    if len(summary.focus.members) > 1:
+        drawers += [_last_members, _early_exit, _correlation, _disagreement]
+    if summary.details.between:
+        drawers += [_interpolated, _estimated]
+    with style.drawing():
+        drawn = [drawer(summary) for drawer in drawers]
+    return {chart.name: chart for chart in drawn}
+
+
+def _training(summary: Summary) -> Chart:
+    figure = style.figure(height=255)
+    rate, loss = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.2))
+    focus, baseline = summary.focus, summary.baseline
+    shown = [(focus, ENSEMBLE, "cycles" if focus.recipe.method.kind != "single" else "standard schedule")]
+    if baseline is not None and baseline.trace.steps:
+        shown.insert(0, (baseline, BASELINE, "standard schedule"))
+    for account, colour, _ in shown:
+        rate.plot(*account.rates(), color=colour, linewidth=1.3)
+    charts.mark(rate, focus.minima)
+    curves = [charts.Curve(one.trace.epochs, one.trace.losses, label, colour) for one, colour, label in shown]
+    charts.training_loss(loss, curves, focus.minima)
+    rate.set_ylim(bottom=0)
+    rate.set_ylabel("learning rate")
+    if len(shown) > 1:
+        figure.legend(*loss.get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    minima = ", ".join(f"{epoch:g}" for epoch in np.round(focus.minima, 1))
+    return Chart("training", figure, "Learning rate and training loss", f"Snapshots were taken at epochs {minima}.")
+
+
+def _snapshots(summary: Summary) -> Chart:
+    figure, axes = _one(255)
+    focus = summary.focus
+    charts.growing(axes, _percent(focus.members), _percent(focus.first), _single(summary.baseline))
+    axes.legend(loc="best")
+    description = f"Each snapshot alone: {_span(focus.members)}. The first m together: {_span(focus.first)}."
+    return Chart("snapshots", figure, "Error of each snapshot and of the growing ensemble", description)
+
+
+def _last_members(summary: Summary) -> Chart:
+    """Each bar is marked with its m for the page's script."""
+    figure, axes = _one()
+    evidence = summary.details.evidence
+    errors = [100 * error for error in evidence.ensemble_errors]
+    single = _single(summary.baseline) if evidence.part == "test" else []
+    bars = charts.last_members(axes, [errors], single, text_points=9.5)
+    axes.grid(False)  # it would show through bars that the page draws pale
+    for m, bar in enumerate(bars, 1):
+        bar.set_gid(f"m={m}")
+    axes.set_ylabel(f"{_error_of(summary)} (truncated axis)")
+    description = f"From {errors[0]:.2f} % for m = 1 to {errors[-1]:.2f} % for m = {len(errors)}."
+    return Chart("last", figure, "Error of the last m snapshots together", description)
+
+
+def _early_exit(summary: Summary) -> Chart:
+    figure, axes = _one()
+    exits = summary.details.exits
+    charts.early_exit(axes, exits)
+    axes.set_ylabel(_error_of(summary))
+    description = f"At a confidence of {THRESHOLDS[0]:g}, {exits.used[-1, 0]:.2f} members are evaluated on average."
+    return Chart("exits", figure, "Error and cost of early exit", description)
+
+
+def _reliability(summary: Summary) -> Chart:
+    figure, axes = _one()
+    details, focus = summary.details, summary.focus
+    predictors = {"last snapshot": (details.reliability_last, SINGLE)}
+    if len(focus.members) > 1:
+        predictors[f"ensemble of {len(focus.members)}"] = (details.reliability_ensemble, ENSEMBLE)
+    charts.reliability(axes, predictors)
+    description = (
+        f"The expected calibration error is {focus.single.ece:.4f} for the last snapshot "
+        f"and {focus.ensemble.ece:.4f} for the ensemble."
+    )
+    return Chart("reliability", figure, "Confidence and accuracy", description)
+
+
+def _correlation(summary: Summary) -> Chart:
+    values = summary.details.quality.correlation
+    return _matrix("correlation", "Correlation of softmax outputs", values, "{:.3f}" if len(values) < 8 else "{:.2f}")
+
+
+def _disagreement(summary: Summary) -> Chart:
+    values = 100 * summary.details.quality.disagreement
+    return _matrix("disagreement", "Test images with different predictions, %", values, "{:.1f}")
+
+
+def _matrix(name: str, title: str, values: Floats, form: str) -> Chart:
+    figure, axes = _one(280)
+    low, high = charts.matrix(axes, values, form)
+    return Chart(name, figure, title, f"Between pairs of snapshots: from {form.format(low)} to {form.format(high)}.")
+
+
+def _interpolated(summary: Summary) -> Chart:
+    return _lines(summary, "interpolated", "interpolated")
+
+
+def _estimated(summary: Summary) -> Chart:
+    return _lines(summary, "estimated", "re-estimated")
+
+
+def _lines(summary: Summary, statistics: str, words: str) -> Chart:
+    figure, axes = _one()
+    between = summary.details.between
+    assert between is not None  # `draw` checks it
+    charts.lines_between(axes, between, statistics)
+    axes.set_xlabel("λ: 0 is an earlier snapshot (its number), 1 is the last one")
+    highest = (
+        f"snapshot {line.snapshot}: at most {max(getattr(line, f'{statistics}_percent')):.2f} %"
+        for line in between.lines
+    )
+    title = f"Error between the last snapshot and the earlier ones, BatchNorm statistics {words}"
+    return Chart(statistics, figure, title, f"{'; '.join(highest)}.")
+
+
+def _one(height: float = 235) -> tuple[Any, Any]:
+    """A figure with one pair of axes."""
+    figure = style.figure(height=height)
+    return figure, figure.subplots()
+
+
+def _error_of(summary: Summary) -> str:
+    """The name of an axis with errors of the images that m and the confidence are chosen on."""
+    return {"held_out": "held-out error, %", "test": "test error, %"}[summary.details.evidence.part]
+
+
+def _single(baseline: Account | None) -> list[float]:
+    return [] if baseline is None else [100 * baseline.single.error]
+
+
+def _percent(scores: Sequence[Score]) -> list[float]:
+    return [100 * score.error for score in scores]
+
+
+def _span(scores: Sequence[Score]) -> str:
+    return f"{100 * scores[0].error:.2f} % to {100 * scores[-1].error:.2f} %"
