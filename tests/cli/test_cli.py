@@ -1,6 +1,6 @@
 """The commands as a user types them, on tiny data and a network of the user's own."""
 
-import subprocess
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -12,12 +12,12 @@ import torch
 
 from snapens import Snapshots
 from snapens.cli import main, progress
+from snapens.cli import training as training_commands
 from snapens.lab import data
 from snapens.lab.data import glyphs
 from snapens.lab.engine import pack as engine
 from snapens.lab.paper import cells as paper
-from snapens.lab.recipe import presets as demo
-from snapens.lab.recipe.recipe import Recipe
+from snapens.lab.recipe import Settings, presets
 from snapens.lab.records.run import Run
 
 NETWORK = """
@@ -77,14 +77,12 @@ def weights(path):
 def test_a_recipe_is_trained_and_its_snapshots_are_shown(folder, capsys):
     assert train("--lr", "0.02", "--seed", "3") == 0
     run = Run("run")
-    expected = Recipe(
-        network="mine:plain", dataset="arrays", method="snapshot", epochs=6, cycles=2, batch=8, lr=0.02, seed=3
-    )
+    expected = Settings(network="mine:plain", dataset="arrays", epochs=6, cycles=2, batch=8, lr=0.02, seed=3).recipe()
     assert run.recipe == expected
     assert run.snapshots.steps == (18, 36)  # 6 epochs of 48 images in batches of 8, two cycles
     assert run.finished
     out, err = capsys.readouterr()
-    assert "the last m together" in out
+    assert "ensemble of the last m" in out
     assert f"{100 * run.outputs().ensemble_errors[-1]:.2f}" in out
     assert "run: epoch 6.0 / 6" in err
     assert "done" in err
@@ -94,10 +92,14 @@ def test_the_data_is_found_by_the_variable_too(folder, monkeypatch):
     monkeypatch.setenv("SNAPENS_DATA", "tiny.npz")
     flags = "--network mine:plain --dataset arrays --epochs 2 --cycles 1 --batch 8 --device cpu"
     assert main(["train", *flags.split()]) == 0
-    assert Run("runs/mine-plain-arrays-snapshot-0.1-2-epochs-seed0").finished
+    assert main(["train", *flags.split(), "--weight-decay", "0.1"]) == 0  # another recipe, so another folder
+    found = sorted((folder / "runs").iterdir())
+    assert len(found) == 2
+    assert all(Run(path).finished for path in found)
+    assert all(path.name.startswith("mine-plain-arrays-snapshot-0.1-2-epochs-") for path in found)
 
 
-def test_a_folder_with_a_run_is_refused_and_a_finished_one_resumes_to_nothing(folder, capsys):
+def test_a_folder_with_a_run_is_rejected_and_a_finished_one_resumes_to_nothing(folder, capsys):
     assert train() == 0
     before = weights("run")
     assert train() == 2
@@ -112,7 +114,7 @@ def test_a_folder_with_a_run_is_refused_and_a_finished_one_resumes_to_nothing(fo
 def test_an_interrupt_leaves_a_run_that_resumes_to_the_same_weights(folder, capsys):
     assert train("--curves", network="mine:interrupted") == 130
     err = capsys.readouterr().err
-    assert "interrupted; the same command with --resume goes on" in err
+    assert "snapens: interrupted; the same command with --resume continues" in err
     assert "measuring" not in err
     assert not Run("run").finished
     while (status := train("--resume", network="mine:interrupted")) == 130:  # at the ninth call of each process
@@ -125,17 +127,44 @@ def test_an_interrupt_leaves_a_run_that_resumes_to_the_same_weights(folder, caps
 
 
 @pytest.mark.parametrize("named", [["--data", "images"], []])
-def test_a_run_among_the_images_is_refused(folder, capsys, monkeypatch, named):
-    (folder / "images").mkdir()
+@pytest.mark.parametrize(
+    ("dataset", "out"),
+    [
+        ("folder", "images/run"),
+        ("folder", "images/train/cats/run"),
+        ("folder", "images/imagenet/../run"),
+        ("imagenet", "images/imagenet/train/run"),
+        ("tinyimagenet", "images/tiny-imagenet-200/run"),
+    ],
+)
+def test_a_run_folder_inside_the_images_is_rejected(folder, capsys, monkeypatch, named, dataset, out):
+    for name in ("imagenet", "tiny-imagenet-200"):
+        (folder / "images" / name).mkdir(parents=True)
     monkeypatch.setenv("SNAPENS_DATA", "images")
-    assert main(["train", "--dataset", "folder", *named, "--out", "images/run"]) == 2
-    assert "out must lie outside the images, got images/run in images" in capsys.readouterr().err
+    assert main(["train", "--dataset", dataset, *named, "--out", out]) == 2
+    images = str(folder / "images" / {"folder": "", "tinyimagenet": "tiny-imagenet-200"}.get(dataset, dataset))
+    assert f"out must be outside the folder of images, got {out} in {images}: choose another" in capsys.readouterr().err
+    assert not list(folder.rglob("run"))
+
+
+def test_a_run_folder_beside_the_images_is_accepted_and_data_without_images_may_lie_around_it(folder, capsys):
+    (folder / "images/imagenet").mkdir(parents=True)
+    assert main(["train", "--dataset", "imagenet", "--data", "images", "--out", "images/runs/a"]) == 2
+    assert "data must be a folder that holds train/WNID" in capsys.readouterr().err
+    assert train("--data", "tiny.npz", out="run") == 0
+
+
+def test_the_runs_of_cells_are_not_trained_inside_the_images(folder, capsys):
+    (folder / "imagenet/train").mkdir(parents=True)
+    command = ["paper", "run", "resnet50-imagenet-m2", "--data", ".", "--out", "imagenet/train/runs"]
+    assert main(command) == 2
+    assert "out must be outside the folder of images, got imagenet/train/runs/" in capsys.readouterr().err
 
 
 def test_a_finished_run_whose_outputs_are_lost_has_them_again_on_resuming(folder):
     assert train() == 0
-    said, outputs = Run("run").outputs(), folder / "run/outputs.safetensors"
-    outputs.unlink()
+    said = Run("run").outputs()
+    shutil.rmtree(folder / "run/outputs")
     assert train("--resume") == 0
     assert np.array_equal(Run("run").outputs().log_probabilities, said.log_probabilities)
 
@@ -149,26 +178,26 @@ def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--network", "resnet11"], "network must be a known one, got 'resnet11': did you mean resnet110"),
-        (["--dataset", "cifar11"], "dataset must be a known one, got 'cifar11': did you mean"),
+        (["--network", "resnet11"], "unknown network 'resnet11': did you mean resnet110"),
+        (["--dataset", "cifar11"], "unknown dataset 'cifar11': did you mean"),
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
         (["--network", "mine:nothing"], "network must be module:callable that Python can import"),
-        (["--network", "resnet11", "--data", "nowhere"], "network must be a known one"),  # before any data is read
+        (["--network", "resnet11", "--data", "nowhere"], "unknown network 'resnet11'"),  # before any data is read
         (["--network", "mine:broken"], "network 'mine:broken' must be able to train on arrays in batches of 8, got"),
-        (["--network", "mine:wide"], "network 'mine:wide' must have 3 outputs an image, got (5,)"),
-        (["--batch", "49"], "batch must be at most the 48 training images, got 49"),
+        (["--network", "mine:wide"], "network 'mine:wide' must have 3 outputs per example, got (5,)"),
+        (["--batch", "49"], "batch must be at most the 48 training examples, got 49"),
         (
             ["--batch", "20", "--cycles", "15"],
-            "got 14 steps (6 epochs of 48 images in batches of 20",
+            "got 14 steps (6 epochs of 48 examples in batches of 20",
         ),
         (["--threads", "0"], "threads must be at least 1, got 0"),
         (["--data", "nothing.npz"], "nothing.npz"),
-        (["--held-out", "48"], "held_out must be at least 0 and less than the 48 training images, got 48"),
-        (["--device", "cuda"], "device must be one that is here, got cuda"),
-        (["--dropout", "0.5"], "network 'mine:plain' must accept what is asked of it"),
+        (["--held-out", "48"], "held_out must be at least 0 and less than the 48 training examples, got 48"),
+        (["--device", "cuda"], "device must be available, got cuda, but torch finds no GPU: use cpu or auto"),
+        (["--dropout", "0.5"], "network 'mine:plain' must accept the settings and the inputs"),
     ],
 )
-def test_what_cannot_work_is_refused_before_training(folder, capsys, arguments, message):
+def test_what_cannot_work_is_rejected_before_training(folder, capsys, arguments, message):
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     assert train(*arguments) == 2
@@ -176,17 +205,17 @@ def test_what_cannot_work_is_refused_before_training(folder, capsys, arguments, 
     assert not (folder / "run").exists()
 
 
-def test_without_tensorboard_its_files_are_refused_before_training(folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+def test_without_tensorboard_its_files_are_rejected_before_training(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert train("--tensorboard") == 2
-    assert 'pip install "snapens[log]"' in capsys.readouterr().err
+    assert "tensorboard must be installed for this: pip install " in capsys.readouterr().err
     assert not (folder / "run").exists()
 
 
-def test_unknown_cells_are_refused_with_the_nearest_names(capsys):
+def test_unknown_cells_are_rejected_with_the_nearest_names(capsys):
     assert main(["paper", "run", "wrn32-cifar100-snapshot-0.3"]) == 2
     err = capsys.readouterr().err
-    assert "cell must be a known one" in err
+    assert "unknown cell 'wrn32-cifar100-snapshot-0.3': did you mean" in err
     assert "wrn32-cifar100-snapshot-0.2" in err
     assert main(["paper", "run"]) == 2
     assert "cells must name at least one" in capsys.readouterr().err
@@ -208,28 +237,31 @@ def test_all_cells_are_listed_with_their_published_values(capsys, monkeypatch, c
 
 def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_published_values(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    small = Recipe(network="mine:plain", dataset="arrays", method="single", epochs=4, cycles=2, batch=8)
-    single = paper.Cell("tiny-single", small, "table 1", "last", 12.34)
-    nocycle = paper.Cell("tiny-nocycle", small, "table 1", "ensemble", 11.11)
-    double = paper.Cell("tiny-snapshot-x2", replace(small, method="snapshot"), "figure 4", "ensemble", seeds=2)
+    settings = Settings(network="mine:plain", dataset="arrays", method="single", epochs=4, cycles=2, batch=8)
+    small = settings.recipe()
+    single = paper.Cell("tiny", "npz", "single", small, "table 1", "last", 12.34)
+    nocycle = paper.Cell("tiny", "npz", "nocycle", small, "table 1", "ensemble", 11.11)
+    double = paper.Cell(
+        "tiny", "npz", "snapshot-x2", replace(settings, method="snapshot").recipe(), "figure 4", "ensemble", seeds=2
+    )
     monkeypatch.setattr(paper, "_cells", lambda: {cell.name: cell for cell in (single, nocycle, double)})
     monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
-    cells = ["tiny-single", "tiny-nocycle", "tiny-snapshot-x2"]
+    cells = ["tiny-npz-single", "tiny-npz-nocycle", "tiny-npz-snapshot-x2"]
     assert main(["paper", "run", *cells, "--data", "tiny.npz", "--device", "cpu", "--seed", "5"]) == 0
     names = {path.name for path in (folder / "runs/paper").iterdir()}
-    assert names == {"tiny-single-seed5", "tiny-snapshot-x2-seed10", "tiny-snapshot-x2-seed11"}
+    assert names == {"tiny-npz-single-seed5", "tiny-npz-snapshot-x2-seed10", "tiny-npz-snapshot-x2-seed11"}
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "tiny-" in line}
-    outputs = Run("runs/paper/tiny-single-seed5").outputs()
-    assert "12.34" in lines["tiny-single"]
-    assert f"{100 * outputs.member_errors[-1]:.2f}" in lines["tiny-single"]
-    assert f"{100 * outputs.ensemble_errors[-1]:.2f}" in lines["tiny-nocycle"]
+    outputs = Run("runs/paper/tiny-npz-single-seed5").outputs()
+    assert "12.34" in lines["tiny-npz-single"]
+    assert f"{100 * outputs.member_errors[-1]:.2f}" in lines["tiny-npz-single"]
+    assert f"{100 * outputs.ensemble_errors[-1]:.2f}" in lines["tiny-npz-nocycle"]
     members = np.concatenate(
-        [Run(f"runs/paper/tiny-snapshot-x2-seed{seed}").outputs().probabilities for seed in (10, 11)]
+        [Run(f"runs/paper/tiny-npz-snapshot-x2-seed{seed}").outputs().probabilities for seed in (10, 11)]
     )
-    assert main(["paper", "run", "tiny-nocycle", "--data", "tiny.npz", "--device", "cpu", "--seed", "5"]) == 0
+    assert main(["paper", "run", "tiny-npz-nocycle", "--data", "tiny.npz", "--device", "cpu", "--seed", "5"]) == 0
     assert "11.11" in capsys.readouterr().out  # its run is there already
     wrong = (members.mean(0).argmax(-1) != outputs.labels).mean()
-    assert f"{100 * wrong:.2f}" in lines["tiny-snapshot-x2"]
+    assert f"{100 * wrong:.2f}" in lines["tiny-npz-snapshot-x2"]
 
 
 def test_the_lines_between_the_snapshots_are_measured_on_demand_even_later(folder):
@@ -249,24 +281,80 @@ def test_tensorboard_reads_what_was_logged(folder):
     assert [event.step for event in events.Scalars("test_error")] == [18, 36]
 
 
-def test_a_terminal_gets_bars():
-    training = SimpleNamespace(
-        run=SimpleNamespace(path=SimpleNamespace(name="a-run")),
-        recipe=SimpleNamespace(epochs=10),
-        total_steps=100,
-        completed=50,
-        epoch=5.0,
-        lr=0.05,
-        loss=1.25,
-        images_per_second=1234.0,
-        finished=True,
-        failure=None,
-    )
+def running(**changes):
+    """A run after 50 of 100 steps of 8 images, two steps per second."""
+    values = {
+        "run": SimpleNamespace(path=SimpleNamespace(name="a-run")),
+        "recipe": SimpleNamespace(budget=SimpleNamespace(epochs=10, batch=8), network=SimpleNamespace(name="vast")),
+        "total_steps": 100,
+        "completed": 50,
+        "epoch": 5.0,
+        "lr": 0.05,
+        "log": SimpleNamespace(loss=1.25, images_per_second=16.0),
+        "seconds_left": 25.0,
+        "rehearsal_seconds": 2.0,
+        "finished": False,
+        "failure": None,
+    }
+    return SimpleNamespace(**values | changes)
+
+
+NOTHING = SimpleNamespace(loss=None, images_per_second=None)
+BEGUN = {"completed": 0, "epoch": 0.0, "log": NOTHING, "seconds_left": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, "epoch 5.0 / 10, lr 0.0500, loss 1.250, 16 images/s, 0:25 left"),
+        # two of 100 steps took 40 seconds: 98 more take 1,960
+        (
+            {**BEGUN, "completed": 2, "epoch": 0.2, "seconds_left": 1960.0},
+            "epoch 0.2 / 10, lr 0.0500, loss –, 0.4 images/s, 32:40 left",
+        ),
+        # not one step yet: the rehearsed one took two seconds
+        (BEGUN, "epoch 0.0 / 10, lr 0.0500, loss –, 4.0 images/s, 3:20 left"),
+        ({**BEGUN, "rehearsal_seconds": None}, "epoch 0.0 / 10, lr 0.0500, loss –, – images/s, – left"),
+    ],
+)
+def test_bars_and_lines_show_an_estimate_from_the_beginning(monkeypatch, capsys, changes, shown):
+    training = running(**changes)
     bars = progress.Bars([training])
-    bars(training)
-    text = "".join(str(column(bars._progress.tasks[0])) for column in bars._progress.columns[2:6])
+    text = ", ".join(str(column(bars._progress.tasks[0])) for column in bars._progress.columns[2:])
     bars.close()
-    assert text == "epoch 5.0 / 10lr 0.0500loss 1.2501,234 images/s"
+    assert text == shown
+    clock = [1000.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    lines = progress.Lines([training])
+    capsys.readouterr()
+    written = []
+    for seconds in (1, 1, 1, 14, 1):  # the first line after two seconds, the next 15 seconds later
+        clock[0] += seconds
+        lines(training)
+        written.append(capsys.readouterr().err)
+    assert written == ["", f"a-run: {shown}\n", "", f"a-run: {shown}\n", ""]
+
+
+@pytest.mark.parametrize(
+    ("changes", "hours"),
+    [
+        ({}, None),  # 50 steps of two seconds
+        ({"total_steps": 3_650}, "2 hours (2.0"),
+        ({"total_steps": 36_050, "rehearsal_seconds": 30.0}, "300 hours (30.0"),
+        ({"total_steps": 36_050_000, "rehearsal_seconds": 0.4}, None),  # too short to tell
+        ({"total_steps": 36_050_000, "rehearsal_seconds": None}, None),  # a GPU
+    ],
+)
+def test_hours_on_a_cpu_are_announced_with_a_smaller_option(capsys, changes, hours):
+    training_commands._warn_of_hours([running(**changes)])
+    found = capsys.readouterr().err
+    if hours is None:
+        assert found == ""
+    else:
+        assert found == (
+            f"snapens: training vast on this CPU will take about {hours} seconds per step): "
+            "use a GPU, fewer --epochs, or --network small\n"
+        )
 
 
 def test_a_download_shows_its_bytes():
@@ -274,12 +362,12 @@ def test_a_download_shows_its_bytes():
         bar(0, 100)
         bar(60, 100)
         task = bar._progress.tasks[0]
-    assert (task.completed, task.total, task.description) == (60, 100, "fetching cifar10")
+    assert (task.completed, task.total, task.description) == (60, 100, "downloading cifar10")
 
 
 def test_the_demo_compares_and_is_shown_again_without_training(tmp_path, monkeypatch, capsys):
-    small = replace(demo._SNAPSHOT, epochs=5)
-    monkeypatch.setattr(demo, "_SNAPSHOT", small)
+    short = [replace(recipe, budget=replace(recipe.budget, epochs=5)) for recipe in presets.demo(7)]
+    monkeypatch.setattr(presets, "demo", lambda seed: short if seed == 7 else None)
     monkeypatch.setattr(glyphs, "load", partial(glyphs.load, train=320, test=310))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -288,42 +376,35 @@ def test_the_demo_compares_and_is_shown_again_without_training(tmp_path, monkeyp
     torch.set_num_threads(threads)
     shown = capsys.readouterr().out
     single, snapshot = Run(tmp_path / "demo/single-seed7"), Run(tmp_path / "demo/snapshot-seed7")
-    assert (single.recipe.method, single.recipe.lr, single.recipe.epochs) == ("single", 0.1, 5)
-    assert snapshot.recipe == replace(small, seed=7)
+    assert [single.recipe, snapshot.recipe] == short
     baseline, outputs = single.outputs().member_errors[-1], snapshot.outputs()
     assert f"standard schedule: {100 * baseline:.2f} %" in shown
-    assert f"ensemble of 5 {100 * outputs.ensemble_errors[-1]:.2f} %" in shown
+    assert f"ensemble of 5 snapshots {100 * outputs.ensemble_errors[-1]:.2f} %" in shown
     assert main(["demo", "--out", str(tmp_path / "demo"), "--seed", "7"]) == 0
     assert capsys.readouterr().out == shown
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "paper list", "paper run", "bench"])
-def test_every_command_explains_itself(command):
-    shown = subprocess.run(
-        [sys.executable, "-m", "snapens", *command.split(), "--help"], capture_output=True, text=True, check=True
-    )
-    assert f"snapens {command}" in shown.stdout
-
-
 def test_a_run_begun_before_is_resumed_only_when_told_and_curves_come_later(folder, monkeypatch, capsys):
-    small = Recipe(network="mine:plain", dataset="arrays", method="snapshot", epochs=4, cycles=2, batch=8)
-    cell = paper.Cell("tiny", small, "table 1", "ensemble", 1.0)
+    small = Settings(network="mine:plain", dataset="arrays", epochs=4, cycles=2, batch=8).recipe()
+    cell = paper.Cell("tiny", "npz", "snapshot", small, "table 1", "ensemble", 1.0)
     sys.path.insert(0, str(folder))
-    monkeypatch.setattr(paper, "_cells", lambda: {"tiny": cell})
+    monkeypatch.setattr(paper, "_cells", lambda: {cell.name: cell})
     monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
-    command = ["paper", "run", "tiny", "--data", "tiny.npz", "--device", "cpu"]
+    command = ["paper", "run", "tiny-npz-snapshot", "--data", "tiny.npz", "--device", "cpu"]
     load = partial(data.load, "arrays", folder / "tiny.npz")
-    [training] = engine.prepare([(small, "runs/paper/tiny-seed0")], lambda recipe: load(), torch.device("cpu"))
+    [training] = engine.prepare(
+        [(small, "runs/paper/tiny-npz-snapshot-seed0")], lambda recipe: load(), torch.device("cpu")
+    )
     engine.train([training], stop=lambda: training.completed > 5)
     assert main(command) == 2
-    assert "run must be finished or not begun, got runs/paper/tiny-seed0" in capsys.readouterr().err
+    assert "run must be finished or not begun, got runs/paper/tiny-npz-snapshot-seed0" in capsys.readouterr().err
     assert main([*command, "--resume", "--no-curves"]) == 0
-    assert Run("runs/paper/tiny-seed0").curves() is None
+    assert Run("runs/paper/tiny-npz-snapshot-seed0").curves() is None
     assert main(command) == 0
-    assert Run("runs/paper/tiny-seed0").curves() is not None
+    assert Run("runs/paper/tiny-npz-snapshot-seed0").curves() is not None
 
 
-def test_a_report_is_written_where_it_is_asked_for(folder, capsys):
+def test_a_report_is_written_to_the_given_place(folder, capsys):
     assert train() == 0
     assert "report: run/report.html" in capsys.readouterr().out
     assert main(["report", "run", "--out", "pages/one.html"]) == 0
@@ -334,9 +415,11 @@ def test_a_report_is_written_where_it_is_asked_for(folder, capsys):
     assert main(["report", "run", "--format", "csv", "--out", "pieces"]) == 0
     assert all(line.startswith("pieces/") for line in capsys.readouterr().out.split())
     assert main(["report", "run", "--out", "pages/one.png"]) == 2
-    assert "out must be a page or a folder, got pages/one.png: add --format png" in capsys.readouterr().err
+    assert (
+        "out must be a page or a folder, got pages/one.png: add --format png for its parts" in capsys.readouterr().err
+    )
     assert main(["report", "run", "--format", "csv", "--out", "one.csv"]) == 2
-    assert "out must be a folder, for there are several pieces, got one.csv" in capsys.readouterr().err
+    assert "out must be a folder, because there are several files, got one.csv" in capsys.readouterr().err
     assert not list(folder.glob("**/one.*g")) + list(folder.glob("one.csv"))
     assert main(["report", "tiny.npz"]) == 2
     assert "run must be a folder that holds recipe.json, got tiny.npz" in capsys.readouterr().err
@@ -356,5 +439,12 @@ def test_a_report_of_a_folder_is_of_the_runs_in_it(folder, capsys, caplog):
     assert {line.split("/")[0] for line in capsys.readouterr().out.split()} == {"all"}
     runs = (folder / "all/report/runs.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in runs[1:]] == ["a", "b"]
+    for focus, first in ((("--focus", "b"), "b"), ((), "a")):
+        assert main(["report", "all", "--format", "csv", *focus]) == 0
+        answer = (folder / "all/report/answer.csv").read_text().splitlines()
+        assert answer[-1].split(",")[:2] == ["ensemble", first]
+    capsys.readouterr()
+    assert main(["report", "all", "--focus", "c"]) == 2
+    assert "unknown focus 'c'" in capsys.readouterr().err
     assert main(["report", "all/none"]) == 2
     assert "run must be a folder that holds recipe.json, got all/none" in capsys.readouterr().err

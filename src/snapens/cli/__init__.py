@@ -1,11 +1,12 @@
 """The command line: the only place that prints or reads arguments."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 from tyro.conf import Positional, subcommand
@@ -13,85 +14,98 @@ from tyro.conf import Positional, subcommand
 from .. import __version__
 from ..errors import ArgumentError, SnapensError
 from ..lab.paper.cells import run_name
-from ..lab.recipe.recipe import Recipe
-from .options import Place, Where
+from ..lab.recipe import Settings
+from ..lab.recipe.recipe import unknown
+from .options import Flag, Place, TrainingOptions
 from .paper import Paper
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a baseline and a Snapshot Ensemble on embedded data, on the CPU, and compare them."""
+    """Compare a baseline with a Snapshot Ensemble: embedded images, CPU, one minute."""
 
     out: Path = Path("runs/demo")
-    """The folder for the two run folders; runs that are there already are shown, not repeated."""
+    """The folder for the two run folders. Runs that are already there are shown, not repeated."""
     seed: int = 0
-    """Of both runs."""
+    """The seed of both runs."""
 
     def __call__(self) -> int:
-        """Train both on the same budget; print every snapshot's error, the ensembles' and the baseline's."""
-        from ..lab.recipe.presets import recipes
+        """Train both with the same budget; print the errors of the snapshots, the ensembles and the baseline."""
+        from ..lab.recipe.presets import demo
+        from ..lab.records.run import Run
         from . import tables
         from .training import show_report, train
 
         single, snapshot = (self.out / f"{name}-seed{self.seed}" for name in ("single", "snapshot"))
-        jobs = list(zip(recipes(self.seed), (single, snapshot), strict=True))
-        # one thread: on a network this small, two would mostly wait for each other
-        status = train(jobs, Where(device="cpu", threads=1, resume=True), again="the same command")
+        jobs = list(zip(demo(self.seed), (single, snapshot), strict=True))
+        # one thread: with a network this small, two threads would mostly wait for each other
+        status = train(jobs, TrainingOptions(device="cpu", threads=1, resume=True), again="the same command")
         if status == 0:
-            tables.demo(single, snapshot)
+            tables.demo(Run(single), Run(snapshot))
             show_report([snapshot, single])
         return status
 
 
+def _optional(metavar: str) -> Any:
+    """How a setting that is None by default is shown: its help says what it is then."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
 @dataclass(frozen=True)
-class Flags(Recipe):
+class Flags(Settings):
     """A network, a data set, a method and a budget."""
 
-    def __post_init__(self) -> None:
-        """Take what was typed; it is checked later, since tyro would hide our errors in words of its own."""
+    lr: Annotated[float | None, _optional("FLOAT")] = None
+    weight_decay: Annotated[float | None, _optional("FLOAT")] = None
+    momentum: Annotated[float | None, _optional("FLOAT")] = None
+    padding: Annotated[int | None, _optional("INT")] = None
+    transforms: Annotated[tuple[str, ...] | None, _optional("[NAME ...]")] = None
+    ema: Annotated[float | None, _optional("FLOAT")] = None
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a recipe and keep its snapshots."""
+    """Train a network and store its snapshots."""
 
-    recipe: Flags
-    where: Where
+    settings: Flags
+    training: TrainingOptions
     out: Place = None
-    """The run folder; by default one under runs/ that says what the recipe is."""
-    curves: bool = False
-    """Measure the errors between the last snapshot and each earlier one at the end, as in the paper's Figure 5."""
+    """The run folder. By default a folder in runs/ that is named after the recipe."""
+    curves: Flag = False
+    """At the end, measure the errors between the last snapshot and each earlier one (the paper's Figure 5)."""
 
     def __call__(self) -> int:
-        """Train, then print what the snapshots are worth."""
+        """Train, then print the errors of the snapshots and of their ensembles."""
+        from ..lab.records.run import Run
         from . import tables
-        from .training import data_root, show_report, train
+        from .training import show_report, train
 
-        recipe = Recipe(**vars(self.recipe))
+        recipe = self.settings.recipe()
         out = self.out or Path("runs") / run_name(recipe)
-        images = data_root(self.where.data) if recipe.dataset == "folder" else None
-        if images and out.resolve().is_relative_to(images.resolve()):
-            raise ArgumentError(f"out must lie outside the images, got {out} in {images}: choose another")
-        status = train([(recipe, out)], self.where, curves=self.curves)
+        status = train([(recipe, out)], self.training, curves=self.curves)
         if status == 0:
-            tables.run(out)
+            tables.run(Run(out))
             show_report([out])
         return status
 
 
 @dataclass(frozen=True)
 class Report:
-    """Show what runs are worth, on one HTML page."""
+    """Write an HTML page about one run, or about several runs to compare."""
 
-    runs: Annotated[tuple[Path, ...], Positional]
-    """Run folders, or folders of such: one run, or several to compare; it is about the first Snapshot Ensemble."""
+    runs: Annotated[
+        tuple[Path, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
+    ]
+    """Run folders, or folders that contain run folders."""
+    focus: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """The name of the run folder that the report is about. By default a Snapshot Ensemble with a matching baseline."""
     out: Place = None
-    """The page, or the folder for it or for the pieces; by default in the first folder."""
+    """The page, or the folder for the page or its parts. By default the first run folder."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
-    """html: the page; else its pieces, charts as png or svg, tables as csv or json."""
+    """html: the page. Otherwise its parts: charts as png or svg, tables as csv or json."""
 
     def __call__(self) -> int:
-        """Write the page, or the pieces, and say where they are."""
+        """Write the page, or its parts, and print the paths."""
         from ..lab.records.run import runs_in
         from ..report.page import write
         from ..report.pieces import Format, pieces
@@ -103,88 +117,116 @@ class Report:
             out = self.out or self.runs[0]
             if out.suffix[1:] in get_args(Format):
                 raise ArgumentError(
-                    f"out must be a page or a folder, got {out}: add --format {out.suffix[1:]} for pieces"
+                    f"out must be a page or a folder, got {out}: add --format {out.suffix[1:]} for its parts"
                 )
-            written = [write(runs, out / "report.html" if out.is_dir() else out)]
+            written = [write(runs, out / "report.html" if out.is_dir() else out, self.focus)]
         else:
             if self.out is not None and self.out.suffix[1:] == self.format:
-                raise ArgumentError(f"out must be a folder, for there are several pieces, got {self.out}")
-            written = pieces(runs, self.out or self.runs[0] / "report", self.format)
+                raise ArgumentError(f"out must be a folder, because there are several files, got {self.out}")
+            written = pieces(runs, self.out or self.runs[0] / "report", self.format, self.focus)
         sys.stdout.write("".join(f"{path}\n" for path in written))
         return 0
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Time training on this machine: the engine beside a plain PyTorch loop, four of them, and Ensemble-PyTorch."""
+    """Measure training speed: the engine next to a plain PyTorch loop."""
 
     what: Annotated[Literal["train"], Positional]
-    """What is timed."""
+    """What to measure."""
 
-    networks: Annotated[tuple[str, ...], Positional] = ("resnet110", "wrn32", "densenet40")
+    networks: Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="[NETWORK ...]")] = (
+        "resnet110",
+        "wrn32",
+        "densenet40",
+    )
     """Names of networks."""
     dataset: str = "cifar100"
-    """What they are trained on."""
+    """The data set to train on."""
     batch: int = 64
-    """Images in a step."""
+    """Images per step."""
     pack: int = 8
-    """Runs that share the GPU."""
-    engine_only: bool = False
-    """Leave the other loops out: a DenseNet's engine with fused blocks is then held against the one without."""
+    """The number of runs that share the device."""
+    engine_only: Flag = False
+    """Measure only the engine: for a DenseNet on a GPU, with fused blocks and without."""
     seconds: float = 60.0
-    """How long each is timed, after a warm-up."""
+    """How long each loop is measured, after a warm-up."""
     data: Place = None
-    """The folder that holds the data set; else the variable SNAPENS_DATA."""
+    """The folder with the data set. By default the environment variable SNAPENS_DATA."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU if there is one."""
+    """auto: the GPU if there is one, else the CPU."""
     out: Place = None
-    """A JSON file for the numbers."""
+    """Also write the numbers to this JSON file."""
 
     def __call__(self) -> int:
-        """Print images a second, and the ratio to the plain loop, as they come."""
+        """Print images per second, and the ratio to the plain loop, after each measurement."""
         from .timing import bench_train
 
         bench_train(self)
         return 0
 
 
-Command = (
-    Annotated[Demo, subcommand("demo")]
-    | Annotated[Train, subcommand("train")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Paper, subcommand("paper")]
-    | Annotated[Bench, subcommand("bench")]
-)
+@dataclass(frozen=True)
+class Snapens:
+    """Train one network, get an ensemble for free: Snapshot Ensembles for PyTorch."""
+
+    command: (
+        Annotated[Demo, subcommand("demo")]
+        | Annotated[Train, subcommand("train")]
+        | Annotated[Report, subcommand("report")]
+        | Annotated[Paper, subcommand("paper")]
+        | Annotated[Bench, subcommand("bench")]
+    )
+    version: Flag = False
+    """Print the version and exit."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 if a run failed, 2 for what was refused, 128 and more for a signal."""
+    """Run one command and return the exit status.
+
+    It is 0, or 1 if a run failed, 2 if the command was rejected, 128 and the number of a signal that ended it.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if list(arguments) == ["--version"]:
+    if "--version" in arguments[:1]:
         sys.stdout.write(f"snapens {__version__}\n")
         return 0
     try:
-        status = _command(arguments)()
+        status: int = _command(arguments)()
         sys.stdout.flush()
         return status
     except SnapensError as error:
         sys.stderr.write(f"snapens: {error}\n")
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         sys.stderr.write("snapens: interrupted\n")
-        return 130
-    except BrokenPipeError:  # nobody reads on, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor will what is still to be flushed fail
+        return 128 + (error.args[0] if error.args else signal.SIGINT)
+    except BrokenPipeError:  # the reader has ended, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that flushing at exit does not fail either
         return 141
 
 
-def _command(arguments: Sequence[str]) -> Command:
-    found = tyro.cli(
-        Command,
+def _command(arguments: Sequence[str]) -> Any:
+    _require_known(arguments)
+    return tyro.cli(
+        Snapens,
         prog="snapens",
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # a network of one's own, as module:callable
-    return found
+    ).command
+
+
+def _require_known(arguments: Sequence[str]) -> None:
+    """Reject a mistyped command and suggest the nearest one; tyro would only list all of them."""
+    commands = _commands(Snapens)
+    for word in arguments:
+        if not commands or word.startswith("-"):
+            return
+        if word not in commands:
+            raise unknown("command", word, commands)
+        commands = _commands(commands[word])
+
+
+def _commands(group: type) -> dict[str, type]:
+    """The commands of a group, by name; none for a command that is not a group."""
+    options = (get_args(option) for option in get_args(get_type_hints(group, include_extras=True).get("command")))
+    return {annotation.name: command for command, annotation in options}

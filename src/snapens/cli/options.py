@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options of several commands."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,22 +6,24 @@ from typing import Annotated, Literal
 
 import tyro
 
-Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+# the hint is what tyro adds in parentheses: "(default: None)" would say nothing
+Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where the data lies and where to train."""
+class TrainingOptions:
+    """The data, the device and the state to start from."""
 
     data: Place = None
-    """The folder that holds the data sets, or your own data; else the variable SNAPENS_DATA."""
-    download: bool = False
-    """Fetch the data set if it is not there and has a public address."""
+    """The folder with the data sets, or your own data. By default the environment variable SNAPENS_DATA."""
+    download: Flag = False
+    """Download the data set if it is missing and has a public address."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU if there is one."""
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """How many a CPU uses; torch's own choice by default."""
-    resume: bool = False
-    """Go on with the runs that are in their folders."""
-    tensorboard: bool = False
-    """Write TensorBoard's event files into the run folders as well."""
+    """auto: the GPU if there is one, else the CPU."""
+    threads: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """The number of CPU threads. By default torch decides."""
+    resume: Flag = False
+    """Continue runs that were interrupted."""
+    tensorboard: Flag = False
+    """Also write TensorBoard event files into the run folders."""

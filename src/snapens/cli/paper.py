@@ -1,4 +1,4 @@
-"""`snapens paper`: the cells, the ledger, the tables and figures."""
+"""`snapens paper`: the paper's cells, tables and figures, and the ledger."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tyro.conf import Positional, subcommand
 from ..errors import ArgumentError, StoreError
 from ..lab.paper import cells as paper
 from ..lab.recipe.recipe import unknown
-from .options import Place, Where
+from .options import Flag, Place, TrainingOptions
 
 if TYPE_CHECKING:
     from ..lab.paper.ledger import Entries
@@ -23,12 +23,12 @@ LEDGER = Path("results")
 
 @dataclass(frozen=True)
 class PaperList:
-    """Show the cells of the paper: the published error, ours, the cost of a run."""
+    """List the paper's numbers: published error, our error, time of a run."""
 
-    only: Annotated[str, Positional] = ""
-    """Show the cells whose name contains this."""
+    only: Annotated[str, Positional, tyro.conf.arg(metavar="[TEXT]", help_behavior_hint="")] = ""
+    """List only the cells whose name contains this text."""
     ledger: Path = LEDGER
-    """The ledger's folder."""
+    """The folder of the ledger."""
 
     def __call__(self) -> int:
         """Print a table."""
@@ -45,38 +45,40 @@ class PaperList:
 
 @dataclass(frozen=True)
 class PaperRun:
-    """Train what some cells of the paper need, together: on a GPU several runs share it."""
+    """Train the runs of some cells together; on a GPU they share it."""
 
-    cells: Annotated[tuple[str, ...], Positional]
-    """Names of cells; `snapens paper list` shows them."""
-    where: Where
+    cells: Annotated[
+        tuple[str, ...], Positional, tyro.conf.arg(metavar="CELL [CELL ...]", help_behavior_hint="(required)")
+    ]
+    """Names of cells. `snapens paper list` shows them."""
+    training: TrainingOptions
     out: Path = Path("runs/paper")
     """The folder for the run folders."""
     seed: int = 0
-    """Which repetition: a cell of one run has this seed, one of K runs the seeds from K times this on."""
-    no_curves: bool = False
-    """Leave out the errors between the last snapshot and each earlier one (Figure 5), measured at the end."""
+    """The repetition: the seed of a cell with one run; a cell with K runs has the K seeds from K times this number."""
+    no_curves: Flag = False
+    """Do not measure the errors between the last snapshot and each earlier one (Figure 5) at the end."""
 
     def __call__(self) -> int:
-        """Train them, then print the cells."""
+        """Train the runs, then print the cells."""
         from ..lab.records.run import Run
         from . import tables
         from .training import train
 
         if not self.cells:
-            raise ArgumentError("cells must name at least one, got none: `snapens paper list` shows them")
+            raise ArgumentError("cells must name at least one cell, got none: `snapens paper list` shows them")
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
         begun = [path for _, path in jobs if Run(path).exists and not Run(path).finished]
-        if begun and not self.where.resume:
-            raise StoreError(f"run must be finished or not begun, got {begun[0]}: choose another --out, or --resume")
-        # what finished before is shown, not repeated
-        status = train(jobs, replace(self.where, resume=True), curves=not self.no_curves)
+        if begun and not self.training.resume:
+            raise StoreError(f"run must be finished or not begun, got {begun[0]}: use another --out, or --resume")
+        # finished runs are shown, not repeated
+        status = train(jobs, replace(self.training, resume=True), curves=not self.no_curves)
         tables.cells(cells, self._measured)
         return status
 
     def _measured(self, cell: paper.Cell) -> list[float]:
-        """The cell's error in percent, if all its runs of this repetition are finished."""
+        """The cell's error in percent, if all its runs of this repetition have finished."""
         from ..lab.paper.entry import cell_error
         from ..lab.records.run import Run
 
@@ -86,31 +88,35 @@ class PaperRun:
 
 @dataclass(frozen=True)
 class PaperRecord:
-    """Enter finished runs into the ledger; cells of several seeds follow once all their runs are there."""
+    """Add finished runs to the ledger; a cell of several seeds needs all of its runs."""
 
-    runs: Annotated[tuple[Path, ...], Positional]
-    """Run folders."""
+    runs: Annotated[
+        tuple[Path, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
+    ]
+    """Run folders of any recipe."""
     commit: str
-    """That of the code which trained them, as git has it."""
+    """The git commit of the code that trained the runs."""
     ledger: Path = LEDGER
-    """The ledger's folder."""
-    overwrite: bool = False
-    """Replace a result of the same name."""
+    """The folder of the ledger."""
+    overwrite: Flag = False
+    """Replace an entry with the same name."""
 
     def __call__(self) -> int:
-        """Say which files hold them."""
+        """Print the paths of the entries."""
         from ..lab.paper import ledger
         from ..lab.records.run import Run
 
         runs = [Run(path) for path in self.runs]
         if not runs or len({run.recipe for run in runs}) < len(runs):
-            raise ArgumentError(f"runs must be at least one, each of another recipe, got {[str(p) for p in self.runs]}")
+            raise ArgumentError(
+                f"runs must be run folders with different recipes, got {[str(path) for path in self.runs]}"
+            )
         if not re.fullmatch("[0-9a-f]{7,40}", self.commit):
-            raise ArgumentError(f"commit must be 7 to 40 hexadecimal digits, as git has them, got {self.commit!r}")
-        for run in runs:  # said one by one: what was kept before an error stays
+            raise ArgumentError(f"commit must be 7 to 40 hexadecimal digits, got {self.commit!r}: copy it from git log")
+        for run in runs:  # printed one by one: entries that were written before an error stay
             sys.stdout.write(f"{ledger.record(run, self.ledger, self.commit, overwrite=self.overwrite)}\n")
             if ledger.is_of_commit(run, self.commit) is None:
-                sys.stderr.write(f"{run.path}: the commit is your word; its log or git does not tell\n")
+                sys.stderr.write(f"{run.path}: commit not verified: the log of the run or git does not have it\n")
         for path in ledger.record_together(runs, self.ledger, overwrite=self.overwrite):
             sys.stdout.write(f"{path}\n")
         return 0
@@ -118,17 +124,17 @@ class PaperRecord:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Print one of the paper's tables, our value beside the published one."""
+    """Print one of the paper's tables with our values next to the published ones."""
 
     number: Annotated[Literal[1, 2, 3], Positional]
-    """Of the table."""
+    """The number of the table."""
     format: Literal["terminal", "markdown", "csv", "latex"] = "terminal"
-    """How it is written."""
+    """The format of the table."""
     ledger: Path = LEDGER
-    """The ledger's folder."""
+    """The folder of the ledger."""
 
     def __call__(self) -> int:
-        """Print it."""
+        """Print the table."""
         from ..report.formats import FORMATS, terminal
         from ..report.tables import table
 
@@ -146,43 +152,48 @@ class PaperFigure:
     """Draw one of the paper's figures from the ledger."""
 
     name: Annotated[Literal["2", "3", "4", "5", "6", "S"], Positional]
-    """Of the figure; S are the panels of the supplement."""
+    """The number of the figure. S: the panels of the supplement."""
     out: Place = None
-    """The file to write, .svg or .png; figure-NAME.svg by default."""
-    network: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
-    """Draw the same of another network than the paper's."""
-    measured_only: bool = False
-    """Leave out the panels that nobody has measured."""
+    """The file to write, .svg or .png. By default figure-NAME.svg."""
+    network: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    """Draw the figure for another network than the paper's."""
+    measured_only: Flag = False
+    """Omit panels without measured values."""
     ledger: Path = LEDGER
-    """The ledger's folder."""
+    """The folder of the ledger."""
 
     def __call__(self) -> int:
-        """Write the file and say where it is."""
+        """Write the file and print its path."""
         from ..report import figures
         from ..storage import durable
 
         out = self.out or Path(f"figure-{self.name}.svg")
         if (form := figures.FORMATS.get(out.suffix[1:])) is None:
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
+        if self.ledger == LEDGER and not self.ledger.exists():
+            raise ArgumentError(
+                f"ledger must be a folder, got {self.ledger}, which does not exist here: the ledger of snapens is "
+                "the folder results/ of its repository; run the command in a clone, or give --ledger PATH"
+            )
         drawn = figures.figure(self.name, _entries(self.ledger), self.network, measured_only=self.measured_only)
         sys.stdout.write(f"{durable.write(out, form(drawn))}\n")
         return 0
 
 
 def _entries(folder: Path) -> "Entries":
-    """What is in the ledger: nothing where the default folder is not there yet; any other must be."""
+    """The entries of the ledger; none if the default folder does not exist yet. Any other folder must exist."""
     from ..lab.paper import ledger
 
     if not folder.is_dir() and (folder != LEDGER or folder.exists()):
         raise ArgumentError(f"ledger must be a folder, got {folder}: check the path")
     if not folder.exists():
-        sys.stderr.write(f"there is no ledger here, {folder}/: the one of snapens is in its repository\n")
+        sys.stderr.write(f"there is no ledger in {folder}/: the ledger of snapens is in its repository\n")
     return ledger.entries(folder)
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's cells: list them, train them, record them; its tables and figures with our values."""
+    """List, train and record the paper's numbers; draw its tables and figures."""
 
     command: (
         Annotated[PaperList, subcommand("list")]
@@ -193,5 +204,5 @@ class Paper:
     )
 
     def __call__(self) -> int:
-        """Do what the subcommand says."""
+        """Run the subcommand."""
         return self.command()

@@ -1,9 +1,9 @@
-"""What is seen of a training while it lasts: bars on a terminal, lines elsewhere, TensorBoard's files."""
+"""The display of a training in progress: bars on a terminal, lines elsewhere, TensorBoard files."""
 
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -13,31 +13,41 @@ from ..extras import package
 if TYPE_CHECKING:
     from ..lab.engine.training import Training
 
-_BAR_SECONDS, _LINE_SECONDS = 0.2, 15.0
+_BAR_SECONDS, _FIRST_LINE_SECONDS, _LINE_SECONDS = 0.2, 2.0, 15.0
 
 
-class Watcher(Protocol):
-    """Is shown a run whenever it has moved."""
+class Display:
+    """Shows a pack while it trains: bars on a terminal, lines elsewhere, and TensorBoard files if requested."""
+
+    def __init__(self, trainings: Sequence["Training"], tensorboard: "TensorBoard | None" = None) -> None:
+        shown = Bars(trainings) if sys.stderr.isatty() else Lines(trainings)
+        self._parts = [shown, *([tensorboard] if tensorboard else [])]
+
+    def __enter__(self) -> "Display":
+        return self
 
     def __call__(self, training: "Training") -> None:
-        """Take note."""
+        """Show that a run has advanced."""
+        for part in self._parts:
+            part(training)
 
-    def close(self) -> None:
-        """Training is over."""
+    def __exit__(self, *exception: object) -> None:
+        for part in self._parts:
+            part.close()
 
 
 class Bars:
-    """One bar a run: epoch, rate, loss, images a second, time left."""
+    """One bar per run: epoch, learning rate, loss, images per second, time left."""
 
     def __init__(self, trainings: Sequence["Training"]) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("epoch {task.fields[epoch]:.1f} / {task.fields[epochs]}"),
-            TextColumn("lr {task.fields[lr]:.4f}"),
+            TextColumn("epoch {task.fields[epoch]}"),
+            TextColumn("lr {task.fields[lr]}"),
             TextColumn("loss {task.fields[loss]}"),
             TextColumn("{task.fields[speed]} images/s"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]} left"),
             console=Console(stderr=True),
         )
         self._tasks = {id(training): self._added(training) for training in trainings}
@@ -45,7 +55,7 @@ class Bars:
         self._progress.start()
 
     def __call__(self, training: "Training") -> None:
-        """Move the run's bar, a few times a second."""
+        """Move the run's bar, a few times per second."""
         now, key = time.monotonic(), id(training)
         if now - self._shown.get(key, 0.0) > _BAR_SECONDS or training.finished or training.failure:
             self._shown[key] = now
@@ -62,23 +72,21 @@ class Bars:
 
 
 class Lines:
-    """A line for each run now and then, for logs."""
+    """A line per run now and then, for log files: the first one after the first steps, the last one at the end."""
 
-    def __init__(self) -> None:
-        self._shown: dict[int, float] = {}
+    def __init__(self, trainings: Sequence["Training"]) -> None:
+        self._due = dict.fromkeys(map(id, trainings), time.monotonic() + _FIRST_LINE_SECONDS)
 
     def __call__(self, training: "Training") -> None:
-        """Write a line if the last one is long ago, or the run has ended."""
+        """Write a line if one is due, or the run has ended."""
         now, key = time.monotonic(), id(training)
-        ended = training.finished or training.failure
-        if not ended and now - self._shown.setdefault(key, now) < _LINE_SECONDS:
+        if now < self._due[key] and not (training.finished or training.failure):
             return
-        self._shown[key] = now
+        self._due[key] = now + _LINE_SECONDS
         fields = _fields(training)
-        left = training.seconds_left
-        state = "failed" if training.failure else "done" if training.finished else f"{_clock(left)} left"
+        state = "failed" if training.failure else "done" if training.finished else f"{fields['left']} left"
         sys.stderr.write(
-            f"{training.run.path.name}: epoch {fields['epoch']:.1f} / {fields['epochs']}, lr {fields['lr']:.4f}, "
+            f"{training.run.path.name}: epoch {fields['epoch']}, lr {fields['lr']}, "
             f"loss {fields['loss']}, {fields['speed']} images/s, {state}\n"
         )
 
@@ -87,7 +95,7 @@ class Lines:
 
 
 class TensorBoard:
-    """Loss, rate, speed and test error of each run, as TensorBoard reads them."""
+    """Writes loss, learning rate, speed and test error of each run for TensorBoard."""
 
     def __init__(self) -> None:
         package("tensorboard", "log")
@@ -96,16 +104,16 @@ class TensorBoard:
         self._written: dict[int, int] = {}
 
     def __call__(self, training: "Training") -> None:
-        """Write what the run's log has gained."""
+        """Write the lines that are new in the run's log."""
         key = id(training)
-        if fresh := training.lines_logged - self._written.get(key, 0):
+        if fresh := training.log.lines - self._written.get(key, 0):
             if key not in self._writers:
                 self._writers[key] = self._open(str(training.run.path / "tensorboard"))
             for line in list(training.run.log())[-fresh:]:
                 for name in ("loss", "lr", "images_per_second", "test_error"):
                     if line.get(name) is not None:
                         self._writers[key].add_scalar(name, line[name], line["step"])
-            self._written[key] = training.lines_logged
+            self._written[key] = training.log.lines
 
     def close(self) -> None:
         """Flush the files."""
@@ -114,7 +122,7 @@ class TensorBoard:
 
 
 class Download:
-    """A bar for a file that is being fetched; shown only if one is."""
+    """A bar for the file being downloaded; it is shown only if there is one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -131,10 +139,10 @@ class Download:
         return self
 
     def __call__(self, done: int, total: int) -> None:
-        """So many bytes of so many are here."""
+        """Show that `done` of `total` bytes have arrived."""
         if self._task is None or done == 0:
             self._progress.start()
-            self._task = self._progress.add_task(f"fetching {self._name}", total=total or None)
+            self._task = self._progress.add_task(f"downloading {self._name}", total=total or None)
         self._progress.update(self._task, completed=done, total=total or None)
 
     def __exit__(self, *exception: object) -> None:
@@ -143,17 +151,25 @@ class Download:
 
 
 def _fields(training: "Training") -> dict[str, Any]:
+    """What a bar or a line shows; before the first step, speed and time left are those of the rehearsed step."""
+    steps, left, speed = (
+        training.total_steps - training.completed,
+        training.seconds_left,
+        training.log.images_per_second,
+    )
+    if left is None and training.rehearsal_seconds is not None:
+        left = steps * training.rehearsal_seconds
+    if speed is None and left:
+        speed = steps * training.recipe.budget.batch / left
     return {
-        "epoch": training.epoch,
-        "epochs": training.recipe.epochs,
-        "lr": training.lr,
-        "loss": "–" if training.loss is None else f"{training.loss:.3f}",
-        "speed": "–" if training.images_per_second is None else f"{training.images_per_second:,.0f}",
+        "epoch": f"{training.epoch:.1f} / {training.recipe.budget.epochs}",
+        "lr": f"{training.lr:.4f}",
+        "loss": "–" if training.log.loss is None else f"{training.log.loss:.3f}",
+        "speed": "–" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",
+        "left": "–" if left is None else _clock(left),
     }
 
 
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
+def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

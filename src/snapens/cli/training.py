@@ -1,90 +1,87 @@
-"""Training from the command line: data, device, progress, Ctrl-C."""
+"""Training from the command line: messages, progress, Ctrl-C."""
 
 import os
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, SnapensError, StoreError
-from ..lab import data
-from ..lab.data.images import ImageData
+from ..errors import ArgumentError, SnapensError
 from ..lab.recipe.recipe import Recipe
-from ..lab.records.run import Run
-from .progress import Bars, Download, Lines, TensorBoard, Watcher
+from .interrupt import Interrupt
 
 if TYPE_CHECKING:
-    import torch
-
+    from ..lab.data.protocol import Data
     from ..lab.engine.training import Training
-    from .options import Where
+    from .options import TrainingOptions
+
+# data set -> the folder in --data that is read if it exists, else --data itself
+_IMAGE_FOLDERS = {"folder": ".", "imagenet": "imagenet", "tinyimagenet": "tiny-imagenet-200"}
+_LONG_SECONDS = 3600.0
+_LARGE_STEP_SECONDS = 0.5  # below this, a rehearsed step mostly measures what only the first step costs
+
+Jobs = Sequence[tuple[Recipe, Path]]
 
 
 def train(
-    jobs: Sequence[tuple[Recipe, Path]],
-    where: "Where",
-    *,
-    curves: bool = False,
-    again: str = "the same command with --resume",
+    jobs: Jobs, options: "TrainingOptions", *, curves: bool = False, again: str = "the same command with --resume"
 ) -> int:
-    """Train a pack: 0 if all its runs finished, 1 if one failed, 130 if it was interrupted.
+    """Train a pack and return the exit status: 0 if all runs finished, 1 if one failed, 128 + the number of a signal.
 
-    A run to be resumed that has finished is left as it is. With `curves`, the errors between snapshots are measured at
-    the end. `again` is what goes on after an interruption.
+    A finished run that is resumed stays as it is. With `curves`, the errors between snapshots are measured at the end.
+    `again` is the command that continues after an interruption.
     """
-    import torch  # only now: --help need not wait for it
+    with Interrupt() as interrupt:
+        try:
+            return _train(jobs, options, curves, interrupt)
+        except KeyboardInterrupt:
+            _say(f"snapens: interrupted; {again} continues")
+            return 128 + interrupt.number
 
-    from ..lab.engine import pack as engine
 
-    device, root = chosen_device(where.device), data_root(where.data)
-    _limit_threads(where.threads)
-    watchers: list[Watcher] = [TensorBoard()] if where.tensorboard else []
-    if where.resume:
-        jobs = [(recipe, path) for recipe, path in jobs if not _is_complete(recipe, path, curves)]
-    if not jobs:
+def _train(jobs: Jobs, options: "TrainingOptions", curves: bool, interrupt: Interrupt) -> int:
+    import torch  # only now: --help does not wait for it
+
+    from ..lab.engine import pack
+    from .progress import Display, TensorBoard
+
+    device = pack.chosen_device(options.device)
+    _require_outside_images(jobs, data_root(options.data))
+    if options.threads is not None:
+        if options.threads < 1:
+            raise ArgumentError(f"threads must be at least 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
+    import_from_here(recipe.network.name for recipe, _ in jobs)
+    tensorboard = TensorBoard() if options.tensorboard else None
+    left = pack.unfinished(jobs, curves=curves) if options.resume else jobs
+    for job in jobs:
+        if job not in left:
+            _say(f"{job[1]} is finished already")
+    if not left:
         return 0
-
-    def load(recipe: Recipe) -> ImageData:
-        sys.stderr.write(f"reading {recipe.dataset}\n")
-        with Download(recipe.dataset) as progress:
-            return data.load(recipe.dataset, root, download=where.download, progress=progress)
-
-    if device.type == "cuda":
-        sys.stderr.write(f"preparing {len(jobs)} run{'s' * (len(jobs) > 1)}: the networks are being compiled\n")
-    trainings = engine.prepare(jobs, load, device, resume=where.resume)
-    interrupt = _Interrupt()
-    watchers.append(Bars(trainings) if sys.stderr.isatty() else Lines())
-
-    def watch(training: "Training") -> None:
-        for watcher in watchers:
-            watcher(training)
-
+    slow = "compiling the networks" if device.type == "cuda" else "a trial step each"
+    _say(f"preparing {len(left)} run{'s' * (len(left) > 1)}: {slow}")
+    trainings = pack.prepare(left, lambda recipe: _load(recipe, options), device, resume=options.resume)
+    _warn_of_hours(trainings)
     try:
-        engine.train(trainings, watch, interrupt)
+        with interrupt.finish_step(), Display(trainings, tensorboard) as watch:
+            pack.train(trainings, watch, interrupt)
+        if curves:
+            _say("measuring the errors between the snapshots")
+            pack.measure_between(trainings)
     finally:
-        interrupt.restore()
-        for watcher in watchers:
-            watcher.close()
-    interrupted = not all(training.finished or training.failure for training in trainings)
-    if curves and not interrupted:
-        sys.stderr.write("measuring between the snapshots\n")
-        engine.measure_between(trainings)
-    for training in trainings:
-        if training.failure is not None:
-            sys.stderr.write(f"snapens: {training.run.path} failed: {training.failure}\n")
-    if interrupted:
-        sys.stderr.write(f"snapens: interrupted; {again} goes on\n")
-        return 128 + interrupt.number
+        failed = [training for training in trainings if training.failure is not None]
+        for training in failed:
+            _say(f"snapens: {training.run.path} failed: {training.failure}")
     if device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(device) / 2**30
-        sys.stderr.write(f"peak memory of the pack on {torch.cuda.get_device_name(device)}: {peak:.1f} GiB\n")
-    return 1 if any(training.failure for training in trainings) else 0
+        _say(f"peak memory of the pack on {torch.cuda.get_device_name(device)}: {peak:.1f} GiB")
+    return 1 if failed else 0
 
 
 def show_report(paths: Sequence[Path]) -> None:
-    """Write the page of some runs and say where it is, or what it would take."""
+    """Write the page of some runs and say where it is, or why there is none."""
+    from ..lab.records.run import Run
     from ..report.page import write
 
     try:
@@ -93,62 +90,54 @@ def show_report(paths: Sequence[Path]) -> None:
         sys.stdout.write(f"no report: {error}\n")
 
 
-def _limit_threads(threads: int | None) -> None:
-    import torch
-
-    if threads is not None:
-        if threads < 1:
-            raise ArgumentError(f"threads must be at least 1, got {threads}")
-        torch.set_num_threads(threads)
-
-
-def _is_complete(recipe: Recipe, path: Path, curves: bool) -> bool:
-    """Whether nothing is left to do of a run; then that is said."""
-    run = Run(path)
-    if not (run.exists and run.finished) or (curves and run.curves() is None):
-        return False
-    try:
-        run.outputs()
-    except StoreError:  # the snapshots will be asked again
-        return False
-    run.require(recipe)
-    sys.stderr.write(f"{path} is finished already\n")
-    return True
-
-
-def chosen_device(name: str) -> "torch.device":
-    """The device of a name; auto is the GPU if there is one."""
-    import torch
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("device must be one that is here, got cuda, but torch sees no GPU: take cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def data_root(given: Path | None) -> Path | None:
-    """Where the data lies: as given, or as the variable SNAPENS_DATA says."""
+    """The folder with the data: the one given, else that of the environment variable SNAPENS_DATA."""
     named = os.environ.get("SNAPENS_DATA")
     return given or (Path(named) if named else None)
 
 
-class _Interrupt:
-    """True once Ctrl-C or a termination was asked for; the second time they act as ever."""
+def import_from_here(networks: Iterable[str]) -> None:
+    """Let a network of the user's own, as module:callable, be imported from the current folder.
 
-    number = 0
-    """Of the signal that asked."""
+    The folder comes last in the path: no file in it can take the place of an installed package.
+    """
+    own = any(":" in name and name.partition(":")[0] not in ("torchvision", "timm") for name in networks)
+    if own and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
-    def __init__(self) -> None:
-        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def __call__(self) -> bool:
-        return self.number != 0
+def _require_outside_images(jobs: Jobs, root: Path | None) -> None:
+    """Reject run folders in a folder of images: their sub-folders would be read as classes."""
+    for recipe, path in jobs:
+        if root is not None and recipe.dataset.name in _IMAGE_FOLDERS:
+            place = root.expanduser().resolve()
+            inner = place / _IMAGE_FOLDERS[recipe.dataset.name]
+            images = inner if inner.is_dir() else place
+            if path.resolve().is_relative_to(images):
+                raise ArgumentError(f"out must be outside the folder of images, got {path} in {images}: choose another")
 
-    def restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        self.restore()
+def _load(recipe: Recipe, options: "TrainingOptions") -> "Data":
+    from ..lab import data
+    from .progress import Download
+
+    name = recipe.dataset.name
+    _say(f"reading {name}")
+    with Download(name) as progress:
+        return data.load(name, data_root(options.data), download=options.download, progress=progress)
+
+
+def _warn_of_hours(trainings: Sequence["Training"]) -> None:
+    """Warn of a pack that will train for hours on a CPU, estimated from the rehearsed steps."""
+    slow = [run for run in trainings if run.rehearsal_seconds and run.rehearsal_seconds > _LARGE_STEP_SECONDS]
+    seconds = sum((run.total_steps - run.completed) * (run.rehearsal_seconds or 0) for run in slow)
+    if seconds > _LONG_SECONDS:
+        names = ", ".join(dict.fromkeys(run.recipe.network.name for run in slow))
+        _say(
+            f"snapens: training {names} on this CPU will take about {seconds / 3600:,.0f} hours "
+            f"({slow[0].rehearsal_seconds:.1f} seconds per step): use a GPU, fewer --epochs, or --network small"
+        )
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
