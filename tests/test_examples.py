@@ -1,8 +1,10 @@
-"""Each example runs as a user would run it, and shows what it says."""
+"""Each example runs as a user would run it, and its output is checked."""
 
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,54 +13,65 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def output_of(name, *arguments, cwd):
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / name), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """The future output of every example: importing torch takes most of their time, so several run at once."""
+    folder = tmp_path_factory.mktemp("examples")
+
+    def output_of(name, *arguments):
+        command = [sys.executable, "-W", "error", str(ROOT / "examples" / name), *arguments]
+        environment = {**os.environ, "TMPDIR": str(folder)}  # some examples write to a temporary folder
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def stopped_twice():
+        return [output_of("resume.py", "stopped", *steps).splitlines() for steps in (["120"], ["80"], [])]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {"stopped": pool.submit(stopped_twice), **{p.name: pool.submit(output_of, p.name) for p in EXAMPLES}}
 
 
-def test_plain_loop_reports_every_cycle(tmp_path):
+def test_plain_loop_reports_every_cycle(outputs):
     steps = re.findall(
         r"step (\d+): error of this snapshot [\d.]+%, of the ensemble ([\d.]+)%",
-        output_of("plain_loop.py", cwd=tmp_path),
+        outputs["plain_loop.py"].result(),
     )
     assert [int(step) for step, _ in steps] == [200, 400, 600, 800, 1000]
     assert float(steps[-1][1]) < 5
 
 
-def test_amp_and_accumulation_counts_optimizer_steps(tmp_path):
-    output = output_of("amp_and_accumulation.py", cwd=tmp_path)
+def test_amp_and_accumulation_counts_optimizer_steps(outputs):
+    output = outputs["amp_and_accumulation.py"].result()
     assert re.findall(r"snapshot of step (\d+)", output) == ["20", "40", "60"]
     assert re.findall(r"after (\d) members", output) == ["1", "2", "3"]
 
 
-def test_resume_ends_as_if_it_had_never_stopped(tmp_path):
-    for name in ("whole", "stopped"):
-        (tmp_path / name).mkdir()
-    whole = output_of("resume.py", "whole", cwd=tmp_path)
-    starts = [output_of("resume.py", "stopped", steps, cwd=tmp_path).splitlines()[0] for steps in (120, 80)]
-    assert starts == ["starting at step 0", "starting at step 100"]
-    assert output_of("resume.py", "stopped", cwd=tmp_path).splitlines()[1] == whole.splitlines()[1]
-    assert whole.splitlines()[1].startswith("members (100, 200, 300)")
+def test_resume_ends_as_if_it_had_never_stopped(outputs):
+    whole = outputs["resume.py"].result().splitlines()
+    first, second, last = outputs["stopped"].result()
+    assert [first[0], second[0]] == ["starting at step 0", "starting at step 100"]
+    assert last[1] == whole[1]
+    assert whole[1].startswith("members (100, 200, 300)")
 
 
-def test_regression_is_unsure_where_there_was_no_data(tmp_path):
-    error, inside, outside = map(float, re.findall(r": ([\d.]+)", output_of("regression.py", cwd=tmp_path)))
+def test_regression_is_uncertain_outside_the_range_of_the_data(outputs):
+    error, inside, outside = map(float, re.findall(r": ([\d.]+)", outputs["regression.py"].result()))
     assert error < 0.1
     assert outside > 3 * inside
 
 
-def test_a_frozen_base_is_stored_once(tmp_path):
-    first, *others = map(
-        int, re.search(r"snapshot: ([\d ]+)", output_of("frozen_base.py", tmp_path, cwd=tmp_path))[1].split()
-    )
+def test_a_frozen_base_is_stored_once(outputs):
+    first, *others = map(int, re.search(r"snapshot: ([\d ]+)", outputs["frozen_base.py"].result())[1].split())
     assert first > 4_000_000
     assert len(others) == 4
     assert max(others) < 30_000
 
 
-def test_recipes_from_python_are_trained_side_by_side(tmp_path):
-    lines = output_of("recipes_from_python.py", cwd=tmp_path).splitlines()
-    found = [re.fullmatch(r"(\w+): snapshots ([\d.]+, [\d.]+, [\d.]+) %, together ([\d.]+) %", line) for line in lines]
+PATTERN = r"(\w+): test error of the snapshots ([\d.]+, [\d.]+, [\d.]+) %, of the ensemble ([\d.]+) %"
+
+
+def test_recipes_from_python_are_trained_side_by_side(outputs):
+    lines = outputs["recipes_from_python.py"].result().splitlines()
+    found = [re.fullmatch(PATTERN, line) for line in lines]
     assert [match[1] for match in found] == ["snapshot", "single"]
     assert all(float(match[3]) < 10 for match in found)  # of four classes: chance is 75
 
