@@ -15,7 +15,7 @@ from .. import __version__
 from ..errors import ArgumentError, SnapensError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
-from ..lab.recipe.recipe import unknown
+from ..lab.recipe.value import unknown
 from .options import Flag, Place, TrainingOptions
 from .paper import Paper
 

@@ -12,7 +12,7 @@ from tyro.conf import Positional, subcommand
 
 from ..errors import ArgumentError, StoreError
 from ..lab.paper import cells as paper
-from ..lab.recipe.recipe import unknown
+from ..lab.recipe.value import unknown
 from .options import Flag, Place, TrainingOptions
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..lab.recipe.recipe import unknown
+from ..lab.recipe.value import unknown
 from ..lab.records.run import Run
 from ..lab.records.scores import THRESHOLDS, Score
 from ..storage import durable, jsonfile

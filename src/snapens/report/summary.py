@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from ..lab.recipe.recipe import Recipe, unknown
+from ..lab.recipe.recipe import Recipe
+from ..lab.recipe.value import unknown
 from ..lab.records.run import Run, require_same_test
 from ..lab.records.scores import Quality
 from .account import Account

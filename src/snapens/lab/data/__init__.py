@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import ArgumentError, DataError, MissingDataError
-from ..recipe.recipe import unknown
+from ..recipe.value import unknown
 from . import arrays, cifar, folder, imagenet, svhn, tinyimagenet
 from .images import ImageData
 from .protocol import Data

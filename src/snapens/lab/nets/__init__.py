@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError
-from ..recipe.recipe import Recipe, unknown
+from ..recipe.recipe import Recipe
+from ..recipe.value import unknown
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ...errors import ArgumentError
-from ..recipe.recipe import unknown
+from ..recipe.value import unknown
 
 
 def from_torchvision(*, name: str, classes: int, channels: int = 3) -> nn.Module:

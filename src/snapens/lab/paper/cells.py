@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from ..recipe import Recipe, Settings
-from ..recipe.recipe import unknown
+from ..recipe.value import unknown
 
 IMAGES = {
     "cifar10": 50_000,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..recipe.recipe import unknown
+from ..recipe.value import unknown
 from .cells import Cell, cells
 
 _CIFAR = ("cifar10", "cifar100")

@@ -16,7 +16,6 @@ from .objectives import CrossEntropy, Objective
 from .optimizers import SGD, Optimizer
 from .transforms import Transform
 from .value import Value, require
-from .value import unknown as unknown
 
 
 @dataclass(frozen=True)
