@@ -136,6 +136,27 @@ def test_a_captured_step_goes_on_from_a_loaded_state_and_from_a_restart():
     assert resumed.losses[3].item() == pytest.approx(fresh.losses[3].item(), rel=0.02)
 
 
+ENTRIES = {
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "decays": "weights"},
+    "average": {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4", "lighting")},
+}
+
+
+@pytest.mark.parametrize("changes", ENTRIES.values(), ids=ENTRIES)
+def test_every_entry_of_a_recipe_can_be_captured_and_resumed(changes):
+    recipe = tiny.recipe(**changes)
+    whole, eager, first = stepped(recipe, 20), stepped(recipe, 20, captured=False), stepped(recipe, 12)
+    assert torch.allclose(whole.losses, eager.losses, atol=TOLERANCE)
+    state = {name: tensor.detach().cpu() for name, tensor in first.state().items()}
+    resumed = stepped(recipe, 0)
+    resumed.load(state)
+    for completed in range(12, 20):
+        resumed(completed)
+    torch.cuda.synchronize()
+    assert torch.allclose(resumed.losses, whole.losses, atol=TOLERANCE)
+    assert torch.allclose(joined(resumed.kept), joined(whole.kept), atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("augmentation", ["none", "crop-mirror", "crop-mirror-rgb"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_batches_on_a_gpu_are_those_on_a_cpu(monkeypatch, augmentation, resident):
