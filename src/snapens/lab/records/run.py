@@ -72,9 +72,13 @@ class Run:
         """Class names, image size and normalisation: what a prediction needs."""
         return self._about.data
 
-    def prepared(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """The members' inputs: uint8 pixels (images, size, size, channels), normalised, channels first."""
-        pixels = np.asarray(pixels)
+    def prepared(self, examples: NDArray[Any]) -> Tensor:
+        """The members' inputs: uint8 pixels (images, size, size, channels), normalised, or rows, standardised."""
+        pixels = np.asarray(examples)
+        if "features" in self.data:
+            if pixels.ndim != 2 or pixels.shape[1] != self.data["features"]:
+                raise ArgumentError(f"rows must be (rows, {self.data['features']}), got the shape {pixels.shape}")
+            return torch.from_numpy(((pixels - self.data["mean"]) / self.data["deviation"]).astype(np.float32))
         wanted = (self.data["size"], self.data["size"], self.data["channels"])
         if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
             raise ArgumentError(
