@@ -3,6 +3,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -685,3 +687,53 @@ def test_weights_that_a_state_dict_gives_twice_are_stored_once():
     found = snapshots.entries(4)
     assert found["0.weight"] is found["1.weight"]
     assert found["0.bias"] is not found["1.bias"]
+
+
+def test_weights_that_another_thread_changes_are_committed_as_they_were_checked(store):
+    """A NaN that comes and goes is either rejected or not in the file."""
+    weight, stop = torch.ones(1 << 16), threading.Event()
+
+    def toggle():
+        while not stop.is_set():
+            weight.fill_(float("nan"))
+            weight.fill_(1.0)
+
+    thread = threading.Thread(target=toggle)
+    thread.start()
+    try:
+        for step in range(1, 40):
+            with suppress(NonFiniteError):
+                store.commit(step, {"w": weight})
+    finally:
+        stop.set()
+        thread.join()
+    weight.fill_(1.0)
+    store.commit(40, {"w": weight})
+    assert all(store.load(step)["w"].isfinite().all() for step in store.steps)
+
+
+def test_a_manifest_that_another_writer_changed_during_a_commit_is_not_overwritten(folder, monkeypatch):
+    folder.commit(2, state(1))
+    path, stream = folder.path / "manifest.json", tensorfile.stream
+
+    def meanwhile(*arguments):
+        digest = stream(*arguments)
+        path.write_bytes(manifest.Manifest().encode(folder.identity["run"]))
+        return digest
+
+    monkeypatch.setattr(tensorfile, "stream", meanwhile)
+    with pytest.raises(StoreError, match=r"store must have one writer, but another process changed .*manifest\.json"):
+        folder.commit(4, state(2))
+    assert path.read_bytes() == manifest.Manifest().encode(folder.identity["run"])
+
+
+def test_a_conjugate_view_is_stored_as_its_values(store):
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    store.commit(1, {"w": values.conj()})
+    assert torch.equal(store.load(1)["w"], torch.tensor([1 - 2j, 3 + 1j]))
+
+
+def test_the_name_that_the_format_reserves_is_rejected(folder):
+    with pytest.raises(ArgumentError, match="must not be named '__metadata__'"):
+        folder.commit(1, {"__metadata__": torch.ones(1)})
+    assert folder.steps == ()

@@ -32,6 +32,8 @@ class Combination:
     newest: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple((str(run), int(step)) for run, step in self.members))
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
         count = len(self.members) if self.newest is None else self.newest
         if (self.newest is not None and self.members) or count < 1:
             raise ArgumentError(

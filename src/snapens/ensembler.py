@@ -172,7 +172,8 @@ class SnapshotEnsembler:
             store.rewind(0)
             for step, held in state["held"].items():
                 store.commit(step, held)
-        elif lost := dict(kept["snapshots"].items() - store.identity["snapshots"].items()):
+        saved = {int(step): name for step, name in kept["snapshots"].items()}  # JSON makes strings of the steps
+        if store.path is not None and (lost := dict(saved.items() - store.identity["snapshots"].items())):
             raise MismatchError(
                 f"store must hold the checkpoint's snapshots, but {store} lost or replaced {sorted(lost)}: "
                 "restore the folder, or resume from the checkpoint that was used last"

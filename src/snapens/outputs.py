@@ -31,6 +31,8 @@ class Outputs:
 
     def __post_init__(self) -> None:
         found, labels = self.log_probabilities, self.labels
+        if list(self.steps) != sorted(set(self.steps)):
+            raise ArgumentError(f"steps must be ascending, got {self.steps}")
         if found.dtype != np.float16 or found.ndim != 3 or 0 in found.shape or len(found) != len(self.steps):
             raise ArgumentError(
                 f"log_probabilities must be float16 of shape ({len(self.steps)} steps, examples, classes), "
@@ -66,13 +68,18 @@ class Outputs:
         """Keep these outputs, and no others, as a part of a run folder that holds their snapshots."""
         self._save(Path(folder), part, {}, replace=True)
 
-    def append(self, folder: str | PathLike[str], part: str, snapshot: str | None = None) -> None:
-        """Add one member to a part; `snapshot` is the name of its snapshot if that is committed afterwards."""
+    def append(
+        self, folder: str | PathLike[str], part: str, snapshot: str | None = None, *, replace: bool = False
+    ) -> None:
+        """Add one member to a part, or `replace` all others by it.
+
+        `snapshot` is the name of its snapshot if that is committed afterwards.
+        """
         if len(self.steps) != 1:
             raise ArgumentError(
                 f"outputs must be those of one member to be appended, got {len(self.steps)}: use save()"
             )
-        self._save(Path(folder), part, {self.steps[0]: snapshot} if snapshot else {}, replace=False)
+        self._save(Path(folder), part, {self.steps[0]: snapshot} if snapshot else {}, replace=replace)
 
     def _save(self, folder: Path, part: str, names: dict[int, str], replace: bool) -> None:
         from .storage import parts

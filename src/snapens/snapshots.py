@@ -108,7 +108,9 @@ class Snapshots:
         before = self._store.entries(last) if last else {}
         bad = []
         for name, live in tensors.items():
-            tensor = live.detach().to(self._stored_dtype(live)).to("cpu").contiguous()
+            tensor = live.detach().resolve_conj().resolve_neg()
+            # a copy, so that what is checked is what is written even if another thread changes the weights
+            tensor = tensor.to("cpu", self._stored_dtype(live), copy=True, memory_format=torch.contiguous_format)
             if not _finite(tensor):
                 bad.append(name)
             if not bad:  # otherwise only the names of the others are of interest

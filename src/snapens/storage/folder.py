@@ -114,6 +114,8 @@ class Folder:
             self._known[file] = tensorfile.header(self._files / file)
             committed = Manifest((*base.value.snapshots, Record(file, digest, step, partial)))
             content, files = committed.encode(run), files | {file}
+            lock.ensure()
+            self._named_on_disk()  # nobody else wrote while the tensors were written
             self._on_disk[content] = files  # whether or not the commit returns
             self._reserved = None  # from now on a manifest may name the file
             self._generations.commit(content, files)

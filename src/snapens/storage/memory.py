@@ -57,7 +57,7 @@ class Memory:
         partial: bool,
     ) -> None:
         """Hold a snapshot."""
-        held = {name: Held(item.clone()) if isinstance(item, Tensor) else item for name, item in tensors}
+        held = {name: Held(item) if isinstance(item, Tensor) else item for name, item in tensors}
         self._snapshots[step] = held | {name: held[first] for name, first in tied.items()}
 
     def rewind(self, step: int) -> None:

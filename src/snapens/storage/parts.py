@@ -1,7 +1,7 @@
 """The outputs of one part of the data in a run folder: one file per member, one for the labels, and `PART.json`."""
 
-import logging
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,18 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, DamagedError, MismatchError, StoreError
-from . import durable, manifest, sealed, tensorfile
+from ..errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
+from . import durable, jsonfile, manifest, sealed, tensorfile
 from .generations import Generations
 from .manifest import FileRecord
 from .tensorfile import About, Spec, Stored
-
-log = logging.getLogger("snapens")
 
 Member = tuple[str, NDArray[np.float16]]
 """The name of a snapshot, and log-probabilities (examples, classes)."""
 
 FORMAT_1 = "outputs.safetensors"
+_LOCK_SECONDS = 60.0  # it is held for a moment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -58,13 +57,18 @@ class PartFolder:
     @property
     def exists(self) -> bool:
         """Whether anything was saved for this part."""
-        return self._index is not None or f"{self.part}_labels" in self._format_1
+        return self._index is not None or self.is_format_1
 
     @property
-    def needs_format_1(self) -> bool:
-        """Whether a member's outputs are only in the file of format 1, if anywhere."""
-        known = {record.snapshot for record in self._index.members} if self._index else set()
-        return not set(self.snapshots.values()) <= known
+    def is_format_1(self) -> bool:
+        """Whether the outputs are those in the file of format 1."""
+        return self._index is None and f"{self.part}_labels" in self._format_1
+
+    @property
+    def version(self) -> tuple[bytes, bytes]:
+        """What the JSON files hold now; another version means that a writer replaced files."""
+        index = durable.contents(self.path, jsonfile.SIZE_LIMIT) if self.path.exists() else b""
+        return durable.contents(self.folder / "manifest.json", jsonfile.SIZE_LIMIT), index
 
     def labels(self) -> Stored:
         """Where the labels lie."""
@@ -79,17 +83,19 @@ class PartFolder:
         if index and record:
             spec = Spec(torch.float16, (index.examples, index.classes))
             return self._checked(record, record.step, "log_probabilities", spec)
-        if step in self._steps_1 and (rows := self._format_1.get(self.part)):
+        if self.is_format_1 and step in self._steps_1 and (rows := self._format_1.get(self.part)):
+            if len(rows.shape) != 3 or 0 in rows.shape or rows.shape[0] != len(self._steps_1):
+                raise DamagedError(f"{rows.path} must hold (members, examples, classes) of {self.part!r}: restore it")
             spec = Spec(rows.dtype, rows.shape[1:])
             return Stored(rows.path, rows.name, rows.offset + self._steps_1.index(step) * spec.nbytes, *spec)
         raise DamagedError(
             f"{self.path.parent} must hold the outputs of every member for the part {self.part!r}, but those of step "
-            f"{step} are missing: restore them, resume the run, or save them again"
+            f"{step} are missing: save the outputs of all members again, or resume the run"
         )
 
     def put(self, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
         """Write members, and drop all others if `replace`, or else those whose snapshot no longer exists."""
-        run, index = str(self._manifest.run), None if replace else self._intact_index()
+        run, index = str(self._manifest.run), None if replace else self._index
         alive = set(self.snapshots.values()) - {snapshot for snapshot, _ in members.values()}
         records = [record for record in (index.members if index else ()) if record.snapshot in alive]
         classes = next(iter(members.values()))[1].shape[-1]
@@ -112,13 +118,6 @@ class PartFolder:
         try:
             return sealed.read(self.path, "outputs", Index, run=self._manifest.run).value
         except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def _intact_index(self) -> Index | None:
-        try:
-            return self._index
-        except DamagedError as error:
-            log.warning("%s; the outputs of the part are written again", error)
             return None
 
     @cached_property
@@ -148,7 +147,19 @@ class PartFolder:
 
 def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
     """The steps of all members, their log-probabilities (members, examples, classes), and the labels."""
-    files = PartFolder(folder, part)
+    while True:
+        files = PartFolder(folder, part)
+        version = files.version
+        try:
+            return _loaded(folder, part, files)
+        except DamagedError:
+            if files.version == version:
+                raise  # otherwise a writer replaced the files in the meantime: read them again
+
+
+def _loaded(
+    folder: Path, part: str, files: PartFolder
+) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
     if not files.exists:
         raise StoreError(f"{folder} holds no outputs of the part {part!r}: save some first")
     if not files.snapshots:
@@ -163,10 +174,10 @@ def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16],
 
 
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
-    """Write members of a part; only one writer at a time does so."""
+    """Write members of a part; only one writer at a time does so, and others wait for it."""
     try:
         (folder / "outputs").mkdir(exist_ok=True)
-        lock = durable.WriterLock(folder / "outputs" / "writer.lock")
+        lock = _lock(folder / "outputs" / "writer.lock")
         try:
             PartFolder(folder, part).put(members, labels, replace=replace)
         finally:
@@ -176,3 +187,14 @@ def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray
             f"the outputs of the part {part!r} could not be written to {folder} ({error}); "
             "the earlier ones are intact: make room, then try again"
         ) from error
+
+
+def _lock(path: Path) -> durable.WriterLock:
+    begun = time.monotonic()
+    while True:
+        try:
+            return durable.WriterLock(path)
+        except LockedError:
+            if time.monotonic() - begun > _LOCK_SECONDS:
+                raise
+            time.sleep(0.01)

@@ -78,7 +78,7 @@ def _unsealed(path: Path, kind: str, run: str | None, raw: bytes, content: dict[
             f"{path} must have format {FORMAT} or older to be read here, got {found}: install a newer snapens"
         )
     if found != FORMAT or not _is_sealed(content) or raw != jsonfile.lines(content):
-        raise ValueError("another content than its checksum says")
+        raise ValueError("checksum mismatch")
     if content["kind"] != kind:
         raise ValueError(f"a file of kind {content['kind']}")
     if run is not None and content["run"] != run:

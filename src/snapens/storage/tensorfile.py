@@ -1,8 +1,8 @@
 """The safetensors format: eight bytes of header length, a JSON header, the tensors' raw bytes.
 
-Written and read here rather than by the safetensors package for three reasons: a commit writes one tensor at a time
-and syncs the file itself; the memory of the live tensors is written without a copy; a reader holds one tensor at a
-time, where a mapped file would count as a second copy of the model.
+Written and read here rather than by the safetensors package for two reasons: a commit writes one tensor at a time
+and syncs the file itself; a reader holds one tensor at a time, where a mapped file would count as a second copy of
+the model.
 """
 
 import math
@@ -190,6 +190,8 @@ def _room(specs: Mapping[str, Spec], metadata: Mapping[str, str], longest: Place
 
 
 def _described(name: str, spec: Spec, begin: int, end: int) -> dict[str, Any]:
+    if name == "__metadata__":
+        raise ArgumentError("a stored tensor must not be named '__metadata__', which the format reserves: rename it")
     if spec.dtype not in _CODES:
         raise ArgumentError(
             f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {spec.dtype} for {name!r}"

@@ -185,7 +185,7 @@ def test_a_damaged_line_is_named(tmp_path):
     run, _ = noted(tmp_path)
     first, second, third = lines_of(tmp_path)
     (tmp_path / "log.jsonl").write_bytes(first + second.replace(b"1.25", b"1.26") + third)
-    with pytest.raises(DamagedError, match=r"got another content than its checksum says in line 2: restore the file"):
+    with pytest.raises(DamagedError, match=r"got checksum mismatch in line 2: restore the file"):
         list(run.log())
     (tmp_path / "log.jsonl").write_bytes(second + third)
     with pytest.raises(DamagedError, match=r"got no head of a log in line 1: restore"):

@@ -165,7 +165,7 @@ class Training:
         if state is None:
             self.save()
         else:
-            self._ensembler.load_state_dict(_with_integer_steps(state.notes["ensembler"]))
+            self._ensembler.load_state_dict(state.notes["ensembler"])
             self._restore_outputs()
             self.step.load(state.tensors)
             self.run.forget(self.completed)
@@ -175,12 +175,14 @@ class Training:
     def _restore_outputs(self) -> None:
         """Recompute the outputs of members that are missing or damaged; this changes the network's weights."""
         snapshots = self._ensembler.snapshots
+        self.run.adopt_outputs(self._parts)
         intact = set.intersection(*(self.run.intact_outputs(part) for part in self._parts))
         for step in snapshots.steps:
             if step not in intact:
                 log.warning("%s lacks intact outputs of step %d: they are recomputed", self.run.path, step)
                 set_weights(self.step.kept, snapshots.load(step))
-                self.run.add_outputs(step, self._outputs())
+                self.run.add_outputs(step, self._outputs(), replace=not intact)
+                intact.add(step)
 
     def _outputs(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Log-probabilities and labels of each part, for the current weights."""
@@ -228,13 +230,6 @@ class Training:
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-def _with_integer_steps(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of an ensembler, with the steps that JSON turned into strings as integers again."""
-    store = state["store"]
-    snapshots = {int(step): file for step, file in store["snapshots"].items()}
-    return {**state, "store": {**store, "snapshots": snapshots}, "held": {}}
 
 
 def _environment(placed: Placed) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class _Record(FileRecord):
     names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.names is not None and len(self.names) != len(self.indices):
             raise ArgumentError(f"names must be one per index ({len(self.indices)}), got {len(self.names)}")
 

@@ -87,7 +87,7 @@ def _encoded(values: dict[str, Any]) -> bytes:
 def _decoded(line: bytes) -> dict[str, Any]:
     values = jsonfile.loads(line)
     if not isinstance(values, dict) or values.pop("crc32", None) is None or _encoded(values) != line + b"\n":
-        raise ValueError("another content than its checksum says")
+        raise ValueError("checksum mismatch")
     return values
 
 

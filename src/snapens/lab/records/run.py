@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -157,20 +157,39 @@ class Run:
         """The state kept last, or the one before if that one is damaged; None before the first."""
         return self._states.load(self.identity)
 
-    def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]], snapshot: str | None = None) -> None:
+    def add_outputs(
+        self,
+        step: int,
+        found: Mapping[str, tuple[Tensor, Tensor]],
+        snapshot: str | None = None,
+        *,
+        replace: bool = False,
+    ) -> None:
         """Keep a member's outputs: for each part of the data log-probabilities (examples, classes) and labels.
 
-        `snapshot` is the name of its snapshot if that is committed afterwards.
+        `snapshot` is the name of its snapshot if that is committed afterwards. With `replace`, no others are kept.
         """
         for part, (outputs, labels) in found.items():
-            Outputs((step,), outputs[None].numpy(), labels.numpy()).append(self.path, part, snapshot)
+            member = Outputs((step,), outputs[None].numpy(), labels.numpy())
+            member.append(self.path, part, snapshot, replace=replace)
+
+    def adopt_outputs(self, names: Iterable[str]) -> None:
+        """Rewrite intact outputs of format 1 in the current format, so that each belongs to its snapshot."""
+        path = self.path / parts.FORMAT_1
+        if not path.exists():
+            return
+        with suppress(StoreError):  # what is damaged or missing is recomputed
+            for part in names:
+                if parts.PartFolder(self.path, part).is_format_1:
+                    self.outputs(part).save(self.path, part)
+        with writing(path):
+            path.unlink()
 
     def intact_outputs(self, part: str) -> set[int]:
         """The steps of the members whose outputs are there and intact."""
         files, found = parts.PartFolder(self.path, part), set()
         for step in files.snapshots:
             with suppress(DamagedError):
-                self._check_format_1(part)
                 files.member(step)
                 found.add(step)
         return found
@@ -231,9 +250,9 @@ class Run:
             durable.publish(self.path / name, [content])
 
     def _check_format_1(self, part: str) -> None:
-        """Compare the outputs of format 1, if needed, with the SHA-256 that the log has for their last step."""
+        """Compare outputs of format 1 with the SHA-256 that the log has for their last step."""
         path = self.path / parts.FORMAT_1
-        if not path.exists() or not parts.PartFolder(self.path, part).needs_format_1:
+        if not path.exists() or not parts.PartFolder(self.path, part).is_format_1:
             return
         steps, sha256 = tensorfile.entries(path).get("steps"), durable.digest(path).sha256
         last = steps.read().tolist()[-1:] if steps else []
