@@ -45,7 +45,7 @@ def test_outputs_are_saved_and_loaded_by_part(folder):
     assert (content["kind"], content["examples"], content["classes"]) == ("outputs", 4, 3)
     snapshots = Snapshots(folder).identity["snapshots"]
     assert {member["step"]: member["snapshot"] for member in content["members"]} == snapshots
-    with pytest.raises(StoreError, match=r"holds no outputs of the part 'test': save some first"):
+    with pytest.raises(StoreError, match=r"contains no outputs of the part 'test': save some first"):
         Outputs.load(folder)
 
 
@@ -118,7 +118,7 @@ def test_outputs_that_are_written_before_their_snapshot_are_not_read(tmp_path):
     store = Snapshots(tmp_path)
     store.open_to_write()
     outputs(4).append(tmp_path, "test", store.reserve(4))
-    with pytest.raises(StoreError, match="holds no snapshot yet: wait for the first minimum"):
+    with pytest.raises(StoreError, match="contains no snapshot yet: wait for the first minimum"):
         Outputs.load(tmp_path)
     store.commit(4, {"w": torch.ones(1)})
     assert Outputs.load(tmp_path).steps == (4,)
