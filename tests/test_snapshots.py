@@ -257,7 +257,7 @@ def test_a_reader_sees_each_commit(folder):
 
 
 def test_a_reader_cannot_write(folder):
-    with pytest.raises(StoreError, match="open to read only"):
+    with pytest.raises(StoreError, match="open for reading only"):
         Snapshots(folder.path).commit(4, state(1))
 
 
@@ -388,7 +388,7 @@ def test_a_file_is_no_folder_of_snapshots(tmp_path):
 
 def test_steps_only_rise(store):
     store.commit(4, state(1))
-    with pytest.raises(ArgumentError, match="step must be greater than 4, the last one committed, got 4"):
+    with pytest.raises(ArgumentError, match="step must be greater than 4, the last committed step, got 4"):
         store.commit(4, state(2))
     with pytest.raises(ArgumentError, match=r"step must be one of \(4,\), got 5"):
         store.load(5)
@@ -469,7 +469,7 @@ def test_a_snapshot_with_one_bit_changed_is_rejected(folder):
 
 
 def test_a_snapshot_that_is_gone_is_named(folder):
-    assert "is named in the manifest, but it is missing: restore the file" in str(damaged(folder, Path.unlink).value)
+    assert "is listed in the manifest, but it is missing: restore the file" in str(damaged(folder, Path.unlink).value)
 
 
 def test_a_snapshot_that_the_disk_cannot_read_is_not_said_to_be_damaged(folder, monkeypatch):
@@ -501,7 +501,7 @@ def test_a_tensor_that_no_snapshot_holds_is_rejected(folder, place):
     records = manifest.read(folder.path).value.snapshots
     altered = manifest.Manifest((records[0], replace(records[1], digest=digest)))
     (folder.path / "manifest.json").write_bytes(altered.encode(run))
-    with pytest.raises(DamagedError, match=f"step 8 needs '{key}' of {file}, which no snapshot holds: restore the fo"):
+    with pytest.raises(DamagedError, match=f"step 8 needs '{key}' of {file}, which is missing: restore the folder"):
         Snapshots(folder.path).load(8)
 
 
@@ -553,7 +553,7 @@ print(Snapshots(sys.argv[1]).steps)
     message, left, after = done.stdout.strip().splitlines()
     assert "the snapshot of step 8 could not be written" in message
     assert "File too large" in message
-    assert "the earlier ones are intact: make room" in message
+    assert "the earlier ones are intact: free disk space" in message
     assert left == "1 1000.0"
     assert after == "(4, 8)"
 
@@ -576,7 +576,7 @@ def test_what_a_failed_commit_left_is_removed_before_the_next_is_written(folder,
 @pytest.mark.parametrize(
     ("lost", "remedy"),
     [
-        (["manifest.json"], "copy manifest.previous.json, the one before, to it"),
+        (["manifest.json"], "copy manifest.previous.json to manifest.json"),
         (["manifest.json", "manifest.previous.json"], "restore it"),
     ],
 )
@@ -588,7 +588,7 @@ def test_a_lost_manifest_is_not_begun_anew(folder, lost, remedy, resume):
         (folder.path / name).unlink()
     with pytest.raises(DamagedError) as caught:
         Snapshots(folder.path).open_to_write(resume)
-    assert f"must hold manifest.json beside the snapshots that are there, got none: {remedy}, or" in str(caught.value)
+    assert f"contains snapshots, but manifest.json is missing: {remedy}, or" in str(caught.value)
     assert not (folder.path / "manifest.json").exists()
     assert len(list((folder.path / "snapshots").iterdir())) == 1
 

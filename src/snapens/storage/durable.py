@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the lock that gives a folder one writer."""
+"""Files that are written completely or not at all, and the lock that allows one writer per folder."""
 
 import errno
 import hashlib
@@ -22,26 +22,26 @@ except ImportError:  # Windows has no POSIX locks: there, nothing prevents a sec
     fcntl = None  # type: ignore[assignment]
 
 Content = Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
-"""What a file will hold: its chunks, or a function that writes into the open file."""
+"""The content of a file: its chunks, or a function that writes into the open file."""
 
-_TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # format 1 wrote no digits
+_TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 @dataclass(frozen=True)
 class Digest:
-    """What a file must be: its SHA-256 in hexadecimal, and its size in bytes."""
+    """The SHA-256 of a file in hexadecimal, and its size in bytes."""
 
     sha256: str
     bytes: int
 
 
 def publish(path: Path, content: Content) -> Digest:
-    """Write a file under a temporary name of its own, sync it, rename it, sync its folder.
+    """Write a file under a unique temporary name, sync it, rename it, and sync its folder.
 
-    The digest is that of the file's bytes, read back while the disk syncs them: it holds even if the source of the
-    content changed meanwhile.
+    The digest is computed from the file's bytes, which are read back during the sync: it is correct even if the source
+    of the content changes meanwhile.
     """
     temporary = path.with_name(f"{path.name}.{unique()}.part")
     try:
@@ -70,17 +70,17 @@ def write(path: Path, content: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(path, [content])
     except OSError as error:
-        raise StoreError(f"{path} could not be written ({error}): make room, or choose another place") from error
+        raise StoreError(f"{path} could not be written ({error}): free disk space, or choose another path") from error
     return path
 
 
 def unique() -> str:
-    """Twelve hexadecimal digits for a file name that was never used before."""
+    """Twelve random hexadecimal digits for a new file name."""
     return secrets.token_hex(6)
 
 
 def sweep(folder: Path, name: re.Pattern[str], keep: Iterable[str] = ()) -> None:
-    """Remove the files whose name matches, and their leftover temporaries, except those to keep."""
+    """Remove the files whose name matches, and their leftover temporary files, except those to keep."""
     kept = set(keep)
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in found:
@@ -90,7 +90,7 @@ def sweep(folder: Path, name: re.Pattern[str], keep: Iterable[str] = ()) -> None
 
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open to be read. A missing file is a FileNotFoundError; an I/O error is not damage."""
+    """Open a regular file to read it; a missing file raises FileNotFoundError, another I/O error StoreError."""
     try:
         with open(path, "rb", opener=_regular) as file:
             yield file
@@ -109,17 +109,17 @@ def contents(path: Path, limit: int) -> bytes:
 
 
 def digest(path: Path) -> Digest:
-    """The digest of a file as it is now."""
+    """The current digest of a file."""
     with reading(path) as file:
         return _digest(file)
 
 
 def check(path: Path, expected: Digest, named_by: str) -> None:
-    """Make sure that a file is the one that was committed."""
+    """Check that a file is unchanged since it was committed."""
     try:
         found = digest(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamagedError(f"{path} is named in {named_by}, but it is missing: restore the file") from error
+        raise DamagedError(f"{path} is listed in {named_by}, but it is missing: restore the file") from error
     if found != expected:
         what = "truncated or altered" if found.bytes != expected.bytes else "altered"
         raise DamagedError(f"{path} must have the SHA-256 in {named_by}, but it was {what}: restore the file")
@@ -156,9 +156,9 @@ class WriterLock:
     """The exclusive right to write in a folder, until `release()` or the end of the process.
 
     POSIX record locks belong to a process: a forked worker does not inherit them (as it would with
-    `flock`), so they end with the writer. For the same reason they do not exclude a second writer
-    inside the process, which `_held` does; and closing any other descriptor of the file drops them,
-    so a writer takes its lock again before each commit.
+    `flock`), so they end with the writer. For the same reason they do not exclude a second writer in the
+    same process, so `_held` does this. Closing any other descriptor of the file releases them, so a writer
+    acquires its lock again before each commit.
     """
 
     _held: ClassVar[set[tuple[int, Path]]] = set()
@@ -179,7 +179,7 @@ class WriterLock:
         self._held.add(held)
 
     def ensure(self) -> None:
-        """Take the lock, again if necessary."""
+        """Acquire the lock, again if necessary."""
         try:
             if fcntl is not None:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +187,7 @@ class WriterLock:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
-            remedy = "wait for its end or choose another folder; under DDP pass the wrapped model"
+            remedy = "wait until it ends or choose another folder; under DDP pass the wrapped model"
             raise LockedError(f"{self._rule} process {owner}: {remedy}") from error
 
     @property

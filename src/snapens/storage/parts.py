@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 @dataclass(frozen=True)
 class MemberRecord(FileRecord):
-    """One member: its step, the snapshot that it is, and the file with its log-probabilities."""
+    """One member: its step, its snapshot, and the file with its log-probabilities."""
 
     step: int
     snapshot: str
@@ -35,7 +35,7 @@ class MemberRecord(FileRecord):
 
 @dataclass(frozen=True)
 class Index:
-    """What `PART.json` holds."""
+    """The content of `PART.json`."""
 
     examples: int
     classes: int
@@ -44,7 +44,7 @@ class Index:
 
 
 class PartFolder:
-    """The outputs of one part in a run folder, as they are at one moment: make a new one for each operation."""
+    """The outputs of one part in a run folder, at one moment: create a new object for each operation."""
 
     def __init__(self, folder: Path, part: str) -> None:
         if not _NAME.fullmatch(part):
@@ -52,7 +52,7 @@ class PartFolder:
         self.folder, self.part, self.path = folder, part, folder / "outputs" / f"{part}.json"
         self._manifest = manifest.read(folder)
         self.snapshots = {record.step: record.file for record in self._manifest.value.snapshots}
-        """The members that there are: step -> name of the snapshot."""
+        """The members: step -> name of the snapshot."""
 
     @property
     def exists(self) -> bool:
@@ -71,13 +71,13 @@ class PartFolder:
         return durable.contents(self.folder / "manifest.json", jsonfile.SIZE_LIMIT), index
 
     def labels(self) -> Stored:
-        """Where the labels lie."""
+        """The stored labels."""
         if (index := self._index) is None:
             return self._format_1[f"{self.part}_labels"]
         return self._checked(index.labels, None, "labels", Spec(torch.int64, (index.examples,)))
 
     def member(self, step: int) -> Stored:
-        """Where the log-probabilities (examples, classes) of a member lie; they are checked."""
+        """The stored log-probabilities (examples, classes) of a member; their file is checked."""
         index, snapshot = self._index, self.snapshots.get(step)
         record = next((one for one in index.members if one.snapshot == snapshot), None) if index else None
         if index and record:
@@ -161,9 +161,9 @@ def _loaded(
     folder: Path, part: str, files: PartFolder
 ) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
     if not files.exists:
-        raise StoreError(f"{folder} holds no outputs of the part {part!r}: save some first")
+        raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
     if not files.snapshots:
-        raise StoreError(f"{folder} holds no snapshot yet: wait for the first minimum")
+        raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
     rows = [files.member(step) for step in files.snapshots]
     if {(row.dtype, len(row.shape)) for row in rows} != {(torch.float16, 2)} or len({row.shape for row in rows}) > 1:
         raise DamagedError(f"{folder} must hold float16 outputs of one shape for the part {part!r}: restore them")
@@ -185,7 +185,7 @@ def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray
     except OSError as error:
         raise StoreError(
             f"the outputs of the part {part!r} could not be written to {folder} ({error}); "
-            "the earlier ones are intact: make room, then try again"
+            "the earlier ones are intact: free disk space, then try again"
         ) from error
 
 
