@@ -189,9 +189,9 @@ def lose_the_last_snapshot(run):
         (
             lambda run: run.note("trained", epoch=1),
             DamagedError,
-            "log.jsonl must be as snapens wrote it",
+            "log.jsonl must be unaltered",
         ),
-        (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be as snapens wrote it"),
+        (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be unaltered"),
         (lambda run: run.note("finished", seconds=1.0), DamagedError, "must state seconds, device, torch and snapens"),
         (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be as snapens"),
     ],
@@ -263,7 +263,7 @@ def test_a_commit_of_other_code_is_rejected(tmp_path, monkeypatch):
     run, mixed = finished(tmp_path, sources="a"), finished(tmp_path, SINGLE, sources="a b")
     for wrong in ((run, "second"), (mixed, "first"), (mixed, "second")):
         with pytest.raises(
-            MismatchError, match=r"commit must be that of the code which trained .*, got \w+, which has different code"
+            MismatchError, match=r"commit must be that of the code that trained .*, got \w+, which has different code"
         ):
             ledger.record(wrong[0], tmp_path / "results", wrong[1])
     assert not (tmp_path / "results").exists()
@@ -274,7 +274,7 @@ def test_a_commit_of_other_code_is_rejected(tmp_path, monkeypatch):
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: make room, or choose"):
+    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: free disk space, or choose"):
         ledger.record(finished(tmp_path), tmp_path / "results", "c")
 
 

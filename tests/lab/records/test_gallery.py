@@ -148,7 +148,7 @@ def test_a_full_disk_is_told(tmp_path, probabilities, monkeypatch):
 
     monkeypatch.setattr(durable, "publish", full)
     with pytest.raises(
-        StoreError, match=r"gallery-.*safetensors could not be written \(no space left\); .*: make room"
+        StoreError, match=r"gallery-.*safetensors could not be written \(no space left\); .*: free disk space"
     ):
         gallery.keep(run, np.zeros((5, 4, 4, 1), np.uint8).__getitem__)
 

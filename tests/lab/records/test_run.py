@@ -63,8 +63,7 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     with pytest.raises(MismatchError) as caught:
         Run(tmp_path).begin(tiny.recipe(lr=0.5, seed=9), DATA)
     assert str(caught.value) == (
-        f"recipe must be that of the run in {tmp_path} to resume it, got (there, now) "
-        "optimizer.lr: 0.05, 0.5; seed: 0, 9"
+        f"recipe must be that of the run in {tmp_path} to resume it, got (old, new) optimizer.lr: 0.05, 0.5; seed: 0, 9"
     )
     with pytest.raises(MismatchError, match=r"data must be that of the run in .* to resume it, got other mean"):
         Run(tmp_path).begin(tiny.recipe(), {**DATA, "mean": [1.0, 2.0, 3.0]})
@@ -76,7 +75,7 @@ def test_a_run_whose_recipe_is_lost_is_not_started_again(tmp_path):
     run.save(state(3))
     (tmp_path / "recipe.json").unlink()
     for resume in (False, True):
-        with pytest.raises(DamagedError, match=r"must hold recipe\.json beside the state that is there, got none"):
+        with pytest.raises(DamagedError, match=r"contains a state, but recipe\.json is missing: restore it"):
             run.admit(tiny.RECIPE, resume)
 
 
@@ -115,7 +114,7 @@ def test_a_recipe_that_was_altered_is_rejected(tmp_path, change, of_format_1):
     # without a checksum, a field that was renamed may be one of a newer version
     with pytest.raises(
         StoreError if of_format_1 else DamagedError,
-        match=r"recipe\.json (must be what snapens wrote, got .*: restore the file|cannot be interpreted)",
+        match=r"recipe\.json (must be unaltered, got .*: restore the file|cannot be interpreted)",
     ):
         _ = Run(tmp_path).recipe
 
@@ -188,7 +187,7 @@ def test_a_damaged_line_is_named(tmp_path):
     with pytest.raises(DamagedError, match=r"got checksum mismatch in line 2: restore the file"):
         list(run.log())
     (tmp_path / "log.jsonl").write_bytes(second + third)
-    with pytest.raises(DamagedError, match=r"got no head of a log in line 1: restore"):
+    with pytest.raises(DamagedError, match=r"got no header of a log in line 1: restore"):
         list(run.log())
 
 
@@ -245,7 +244,7 @@ def test_a_line_that_could_be_written_only_in_part_is_removed_by_the_next(tmp_pa
             raise OSError("no space left")
 
     monkeypatch.setattr("snapens.lab.records.log.open", Full, raising=False)
-    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\): make room"):
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\): free disk space"):
         run.note("trained", step=15)
     monkeypatch.undo()
     run.note("failed", reason="no space left")
@@ -344,7 +343,7 @@ def test_a_damaged_state_is_replaced_by_the_one_before(tmp_path, caplog, damage)
     damage(tmp_path)
     with caplog.at_level(logging.WARNING, "snapens"):
         assert_state(Run(tmp_path).state(), 4)
-    assert ("continuing from the state before" in caplog.text) == (tmp_path / "state" / "state.json").exists()
+    assert ("continuing from the previous state" in caplog.text) == (tmp_path / "state" / "state.json").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
@@ -387,7 +386,7 @@ def test_two_damaged_states_are_an_error_that_names_the_file(tmp_path):
     with pytest.raises(DamagedError, match=r"must have the SHA-256 in state\.previous\.json, but it was altered"):
         Run(tmp_path).state()
     (tmp_path / "state" / "state.previous.json").write_bytes(b"{")
-    with pytest.raises(DamagedError, match=r"state\.previous\.json must be what snapens wrote, got Expecting"):
+    with pytest.raises(DamagedError, match=r"state\.previous\.json must be unaltered, got Expecting"):
         Run(tmp_path).state()
 
 
@@ -407,7 +406,7 @@ def test_a_state_cannot_point_out_of_its_folder(tmp_path):
     about = as_format_1(path)
     for name in ("../../elsewhere", str(tmp_path / "elsewhere"), "..", ""):
         path.write_text(json.dumps({**about, "file": name}))
-        with pytest.raises(DamagedError, match="must be what snapens wrote, got file must be a plain name"):
+        with pytest.raises(DamagedError, match="must be unaltered, got file must be a plain name"):
             Run(tmp_path / "run").state()
 
 

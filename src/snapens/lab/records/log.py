@@ -21,7 +21,7 @@ class Log:
         self._ready = False  # whether a line can be appended to the file as it is
 
     def append(self, run: str, values: dict[str, Any]) -> None:
-        """Add an event; the first time, complete a file that was cut off, or that format 1 wrote."""
+        """Add an event; the first time, rewrite a file that was truncated or has format 1."""
         line = _encoded(values)
         try:
             if not self._ready:
@@ -31,7 +31,7 @@ class Log:
                 file.write(line)
             self._ready = True
         except OSError as error:
-            raise StoreError(f"{self.path} could not be written ({error}): make room, then resume") from error
+            raise StoreError(f"{self.path} could not be written ({error}): free disk space, then resume") from error
 
     def keep(self, run: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite the file with the wanted events only."""
@@ -41,7 +41,7 @@ class Log:
         self._ready = True
 
     def lines(self, run: str | None) -> Iterator[dict[str, Any]]:
-        """The events. A last line that was cut off is left out; any other damaged line is an error."""
+        """The events. A truncated last line is ignored; any other damaged line is an error."""
         try:
             content = durable.contents(self.path, _SIZE_LIMIT)
         except FileNotFoundError:
@@ -51,7 +51,7 @@ class Log:
             yield from _format_1([*whole, cut])
             return
         with suppress(ValueError):
-            _decoded(cut[:-1])  # a whole line whose end was altered, not one that was cut off
+            _decoded(cut[:-1])  # a complete line whose end was altered, not a truncated line
             whole.append(cut)
         with suppress(ValueError):
             _decoded(cut)
@@ -65,8 +65,7 @@ class Log:
                     yield values
             except ValueError as error:
                 raise DamagedError(
-                    f"{self.path} must be what snapens wrote, got {error} in line {number}: restore the file, or "
-                    "remove the line"
+                    f"{self.path} must be unaltered, got {error} in line {number}: restore the file, or remove the line"
                 ) from error
 
     def _check_head(self, head: dict[str, Any], run: str | None) -> None:
@@ -74,7 +73,7 @@ class Log:
         if type(found) is int and found > FORMAT:
             raise StoreError(f"{self.path} must have format {FORMAT} or older, got {found}: install a newer snapens")
         if found != FORMAT or head.get("kind") != "log":
-            raise ValueError("no head of a log")
+            raise ValueError("no header of a log")
         if run is not None and head.get("run") != run:
             raise DamagedError(f"{self.path} must belong to run {run}, got run {head.get('run')}: restore the file")
 
@@ -92,7 +91,7 @@ def _decoded(line: bytes) -> dict[str, Any]:
 
 
 def _format_1(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Lines without a checksum; whatever was cut off is left out."""
+    """Lines without a checksum; truncated lines are ignored."""
     for line in lines:
         with suppress(ValueError, TypeError):
             yield dict(jsonfile.loads(line))

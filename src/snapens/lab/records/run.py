@@ -1,4 +1,4 @@
-"""Run folders: what a run is, what happened, its state, and what its members predicted."""
+"""Run folders: the recipe of a run, its log, its state, and the outputs of its members."""
 
 import logging
 import re
@@ -30,12 +30,12 @@ log = logging.getLogger("snapens")
 
 T = TypeVar("T")
 
-_FILES = ("recipe.json", "log.jsonl", "curves.json")  # written here, and by no other process
+_FILES = ("recipe.json", "log.jsonl", "curves.json")  # written only here
 
 
 @dataclass(frozen=True)
 class _About:
-    """What `recipe.json` holds."""
+    """The content of `recipe.json`."""
 
     recipe: Recipe
     data: dict[str, Any]
@@ -47,7 +47,7 @@ class _About:
 
 
 class Run:
-    """A run folder: anyone may read it at any time; the training process writes it."""
+    """A run folder: it can be read at any time; only the training process writes to it."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """What defines the run."""
+        """The recipe of the run."""
         return self._about.recipe
 
     @property
     def data(self) -> dict[str, Any]:
-        """Class names, image size and normalisation: what a prediction needs."""
+        """Class names, image size and normalisation, which a prediction needs."""
         return self._about.data
 
     def prepared(self, examples: NDArray[Any]) -> Tensor:
@@ -94,36 +94,35 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all its steps were taken."""
+        """Whether all steps are completed."""
         return self.finish_event is not None
 
     @property
     def finish_event(self) -> dict[str, Any] | None:
-        """The log's last line about the end: seconds, device, software; None before the end."""
+        """The line of the log about the end of the run: seconds, device, software; None before the end."""
         *_, last = None, *(line for line in self.log() if line.get("event") == "finished")
         return last
 
     def admit(self, recipe: Recipe, resume: bool) -> None:
-        """Make sure that a run of this recipe may start or continue here."""
+        """Check that a run of this recipe can start or continue in this folder."""
         if self.exists and not resume:
             raise StoreError(f"run must be a folder without a run, got {self.path}: choose another, or resume that one")
         if self.exists:
             self.require(recipe)
         elif (self.path / "state").exists():
             raise DamagedError(
-                f"{self.path} must hold recipe.json beside the state that is there, got none: restore it, or choose "
-                "another folder"
+                f"{self.path} contains a state, but recipe.json is missing: restore it, or choose another folder"
             )
 
     def require(self, recipe: Recipe) -> None:
-        """Make sure that the run has this recipe."""
+        """Check that the run has this recipe."""
         if differences := self.recipe.differences(recipe):
             raise MismatchError(
-                f"recipe must be that of the run in {self.path} to resume it, got (there, now) {'; '.join(differences)}"
+                f"recipe must be that of the run in {self.path} to resume it, got (old, new) {'; '.join(differences)}"
             )
 
     def begin(self, recipe: Recipe, data: Mapping[str, Any]) -> None:
-        """Write down what the run is, or make sure that it is the one that was started here before."""
+        """Write `recipe.json`, or check that it has the same recipe and data."""
         if self.exists:
             self.require(recipe)
             if differing := [key for key in self.data if self.data[key] != data.get(key)]:
@@ -139,22 +138,22 @@ class Run:
         self._log.append(self._named(), {"event": event, **values})
 
     def log(self) -> Iterator[dict[str, Any]]:
-        """The lines of the log; a last line that a kill cut off is left out."""
+        """The lines of the log; a truncated last line is ignored."""
         return self._log.lines(self.identity)
 
     def forget(self, completed: int) -> None:
-        """Drop the log's lines about steps after `completed`: training will reach these steps again."""
+        """Remove the lines of the log about steps after `completed`: training will reach these steps again."""
         with writing(self._log.path):
             self._log.keep(self._named(), lambda line: line.get("step", 0) <= completed)
 
     def save(self, state: State) -> None:
-        """Keep a state; the one before stays until the next."""
+        """Save a state; the previous state is kept until the next one is saved."""
         self._states.save(self._named(), state)
-        with suppress(OSError):  # what a killed writer left only takes room until the next time
+        with suppress(OSError):  # files of a killed writer only use disk space until the next time
             durable.sweep(self.path, re.compile("|".join(_FILES)), _FILES)
 
     def state(self) -> State | None:
-        """The state kept last, or the one before if that one is damaged; None before the first."""
+        """The last state, or the previous one if the last is damaged; None before the first state."""
         return self._states.load(self.identity)
 
     def add_outputs(
@@ -186,7 +185,7 @@ class Run:
             path.unlink()
 
     def intact_outputs(self, part: str) -> set[int]:
-        """The steps of the members whose outputs are there and intact."""
+        """The steps of the members whose outputs exist and are intact."""
         files, found = parts.PartFolder(self.path, part), set()
         for step in files.snapshots:
             with suppress(DamagedError):
@@ -195,16 +194,16 @@ class Run:
         return found
 
     def outputs(self, part: str = "test") -> Outputs:
-        """What the members predicted for the "test" or "held_out" images; members are those of `snapshots.steps`."""
+        """The members' outputs for the "test" or "held_out" images; members are those of `snapshots.steps`."""
         self._check_format_1(part)
         return Outputs.load(self.path, part)
 
     def keep_curves(self, curves: Between) -> None:
-        """Keep what was measured between the snapshots."""
+        """Store the errors between the snapshots."""
         self._publish("curves.json", sealed.encode("curves", self._named(), asdict(curves)))
 
     def curves(self) -> Between | None:
-        """What was measured between the snapshots, if it was."""
+        """The errors between the snapshots; None if they were not measured."""
         path = self.path / "curves.json"
         try:
             curves = self._sealed("curves", Between)
@@ -212,14 +211,14 @@ class Run:
             return None
         if any(line.snapshot >= len(self.snapshots.steps) for line in curves.lines):
             raise DamagedError(
-                f"{path} must be what snapens wrote, got lines of more than {len(self.snapshots.steps)} snapshots: "
+                f"{path} must be unaltered, got lines of more than {len(self.snapshots.steps)} snapshots: "
                 "remove the file"
             )
         return curves
 
     @cached_property
     def identity(self) -> str | None:
-        """The identity of the run, which each of its files names; None before the manifest exists."""
+        """The identity of the run, which each of its files contains; None before the manifest exists."""
         return self.snapshots.identity["run"] if (self.path / "manifest.json").exists() else None
 
     @cached_property
@@ -230,7 +229,7 @@ class Run:
             raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: check the path") from None
 
     def _named(self) -> str:
-        """The identity of the run, for a file that is written; the manifest is created if necessary."""
+        """The identity of the run, to write a file; the manifest is created if necessary."""
         if self.identity is None:
             del self.identity
             snapshots = self.snapshots
@@ -239,7 +238,7 @@ class Run:
         return str(self.identity)
 
     def _sealed(self, kind: str, form: type[T]) -> T:
-        """What a file holds; format 1 had the same fields without a seal."""
+        """The content of a file; format 1 had the same fields without a seal."""
         path = self.path / f"{kind}.json"
         return sealed.read(
             path, kind, form, run=self.identity, format_1=lambda content: decoded(form, content, kind)
@@ -264,25 +263,25 @@ class Run:
 
 
 def runs_in(path: Path) -> list[Run]:
-    """The run in a folder; if there is none, those in its sub-folders that have outputs, by name."""
+    """The run in a folder; if there is none, the runs in its sub-folders that have outputs, by name."""
     run = Run(path)
     below = [] if run.exists else [Run(folder) for folder in sorted(path.glob("*/")) if Run(folder).exists]
     names = ("outputs", parts.FORMAT_1)
     with_outputs = [found for found in below if any((found.path / name).exists() for name in names)]
     for without in set(below) - set(with_outputs) if with_outputs else ():
-        log.warning("%s is left out: it has no outputs of snapshots yet", without.path)
+        log.warning("%s is skipped: it has no outputs of snapshots yet", without.path)
     return with_outputs or below or [run]
 
 
 def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
-    """Make sure that two runs, of which these are the test labels, were tested on the same images in the same order."""
+    """Check that two runs, given with their test labels, were tested on the same images in the same order."""
     (classes, images), (other_classes, other_images) = (
         (one.data.get("classes"), one.data.get("images", {}).get("test")) for one in (run, other)
     )
-    # equal labels are not yet equal images: folders sorted by class often have them
+    # equal labels do not imply equal images: folders sorted by class often have equal labels
     differ = classes != other_classes or (images and other_images and images != other_images)
     if differ or not np.array_equal(labels, other_labels):
         raise MismatchError(
             f"runs must have been tested on the same images in the same order, but those of {run.path} and "
-            f"{other.path} differ: take the runs of one data set"
+            f"{other.path} differ: choose runs of one data set"
         )
