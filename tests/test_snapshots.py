@@ -267,7 +267,7 @@ def test_a_reader_cannot_write(folder):
 def test_a_folder_with_snapshots_is_rejected_unless_resumed(folder):
     folder.commit(4, state(1))
     folder.close()
-    with pytest.raises(StoreError, match=r"holds those of steps 4: choose another, or resume=True"):
+    with pytest.raises(StoreError, match=r"holds those of steps 4: choose another, or pass resume=True"):
         Snapshots(folder.path).open_to_write()
     again = Snapshots(folder.path)
     again.open_to_write(resume=True)
