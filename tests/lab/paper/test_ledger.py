@@ -185,7 +185,7 @@ def lose_the_last_snapshot(run):
         (lambda run: (run.path / "log.jsonl").write_text(""), StoreError, "run must be finished to be recorded, got"),
         (lambda run: (run.path / "recipe.json").unlink(), StoreError, "run must be a folder that holds recipe.json"),
         (lose_the_last_snapshot, DamagedError, "must hold 6 snapshots, the last at step 234375"),
-        (lambda run: (run.path / "curves.json").write_text("{}"), DamagedError, "curves.json must be what snapens"),
+        (lambda run: (run.path / "curves.json").write_text("{}"), DamagedError, "curves.json must be unaltered"),
         (
             lambda run: run.note("trained", epoch=1),
             DamagedError,
@@ -193,7 +193,7 @@ def lose_the_last_snapshot(run):
         ),
         (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be unaltered"),
         (lambda run: run.note("finished", seconds=1.0), DamagedError, "must state seconds, device, torch and snapens"),
-        (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be as snapens"),
+        (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be unaltered"),
     ],
 )
 def test_a_run_that_is_not_whole_is_rejected(tmp_path, spoil, kind, message):
