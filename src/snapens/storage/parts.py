@@ -124,7 +124,7 @@ class PartFolder:
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
         path = self.folder / FORMAT_1
-        return tensorfile.entries(path) if path.exists() else {}
+        return tensorfile.entries(path) if durable.exists(path) else {}
 
     @cached_property
     def _steps_1(self) -> list[int]:
@@ -165,7 +165,7 @@ def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16],
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
     """Write members of a part; only one writer at a time does so."""
     try:
-        (folder / "outputs").mkdir(exist_ok=True)
+        durable.make_subfolder(folder / "outputs")
         lock = durable.WriterLock(folder / "outputs" / "writer.lock")
         try:
             PartFolder(folder, part).put(members, labels, replace=replace)
