@@ -1,4 +1,3 @@
-import hashlib
 import stat
 import tarfile
 import zipfile
@@ -8,21 +7,9 @@ import pytest
 
 from snapens.errors import DataError
 from snapens.lab.data.archives import unpack
-from snapens.lab.data.sources import SOURCES, Source
 
+trusted = formats.trusted
 GOOD = ("set/a.bin", tarfile.REGTYPE, b"good")
-
-
-@pytest.fixture
-def trusted(monkeypatch):
-    """Make the MD5 of an archive correct: its content must be checked nevertheless."""
-
-    def trust(path):
-        md5 = hashlib.md5(path.read_bytes()).hexdigest()
-        monkeypatch.setitem(SOURCES, path.name, Source("http://nowhere", md5))
-        return path
-
-    return trust
 
 
 def test_a_folder_is_unpacked_next_to_its_archive(tmp_path, trusted):
