@@ -64,6 +64,13 @@ def test_a_file_that_is_not_an_archive_is_rejected(tmp_path, trusted, name):
         unpack(trusted(tmp_path / name), "set")
 
 
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_an_empty_archive_is_rejected(tmp_path, trusted, name):
+    archive = trusted((formats.tar if name == "a.tar.gz" else formats.zipped)(tmp_path / name))
+    with pytest.raises(DataError, match="must hold regular files in one folder, got 'no files'"):
+        unpack(archive, "set")
+
+
 def test_nothing_of_an_incomplete_tar_is_unpacked(tmp_path, trusted):
     archive = formats.tar(tmp_path / "a.tar.gz", GOOD, ("set/b", tarfile.REGTYPE, formats.noise(9).tobytes()))
     archive.write_bytes(archive.read_bytes()[:9000])

@@ -24,6 +24,7 @@ def unpack(archive: Path, folder: str) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with content, open(path, "wb") as file:
                     shutil.copyfileobj(content, file)
+        _require(Path(temporary, folder).is_dir(), "no files", archive)
         os.replace(Path(temporary, folder), archive.parent / folder)
     return archive.parent / folder
 

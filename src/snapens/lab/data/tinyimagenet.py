@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from ...errors import DataError, shortened
 from ...storage.durable import publish, sweep
 from .archives import unpack
 from .files import PhotoFiles, decoded, of_class
@@ -18,6 +18,7 @@ from .images import ImageData, Images
 from .sources import content, find, missing, parsing
 
 _FOLDER, _ARCHIVE = "tiny-imagenet-200", "tiny-imagenet-200.zip"
+_ANNOTATIONS = "val/val_annotations.txt"
 _SIZE = 64
 _REMEDY = "unpack the archive again"
 
@@ -32,7 +33,7 @@ def read(root: Path) -> ImageData:
     with parsing(folder / "wnids.txt", "a list of classes", _REMEDY):
         wnids = content(folder / "wnids.txt").decode().split()
         train = [(name, wnid) for wnid in wnids for name in of_class(folder, f"train/{wnid}/images")]
-    annotations = folder / "val/val_annotations.txt"
+    annotations = folder / _ANNOTATIONS
     with parsing(annotations, "lines of a file name, a tab and a class", _REMEDY):
         rows = [line.split("\t") for line in content(annotations).decode().splitlines()]
         val = sorted((f"val/images/{row[0]}", row[1]) for row in rows)
@@ -51,7 +52,9 @@ def read(root: Path) -> ImageData:
 
 def _labels(found: Sequence[str], wnids: Sequence[str], folder: Path) -> NDArray[np.int64]:
     if unknown := set(found) - set(wnids):
-        raise DataError(f"{folder / 'wnids.txt'} must list every class, but {sorted(unknown)} is missing: {_REMEDY}")
+        raise DataError(
+            f"{folder / _ANNOTATIONS} must name classes of wnids.txt, got also {shortened(sorted(unknown))}: {_REMEDY}"
+        )
     label = {wnid: index for index, wnid in enumerate(wnids)}
     return np.array([label[wnid] for wnid in found], np.int64)
 
