@@ -118,3 +118,10 @@ def test_the_ledgers_entries_have_the_values_they_had():
     joint = found["densenet40-cifar100-single-x2-seeds0-1"]
     assert joint.runs == ("densenet40-cifar100-single-seed0", "densenet40-cifar100-single-seed1")
     assert joint.error_percent == 56.73
+
+
+def test_a_line_without_a_step_in_a_log_of_format_1_is_ignored(tmp_path):
+    shutil.copytree(FORMAT_1 / "finished", tmp_path / "run")
+    with open(tmp_path / "run/log.jsonl", "a") as file:
+        file.write('{"event": "snapshot", "outputs_sha256": "0"}\n')
+    assert len(Run(tmp_path / "run").outputs().steps) == len(Run(FORMAT_1 / "finished").outputs().steps)

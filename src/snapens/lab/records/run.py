@@ -236,7 +236,9 @@ class Run:
             return
         steps, sha256 = tensorfile.entries(path).get("steps"), durable.digest(path).sha256
         last = steps.read().tolist()[-1:] if steps else []
-        noted = [line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line["step"]] == last]
+        noted = [
+            line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line.get("step")] == last
+        ]
         if noted and noted[-1] != sha256:
             raise DamagedError(
                 f"{path} must have the SHA-256 in the log, but it was altered: restore it, or resume the run"
