@@ -139,3 +139,10 @@ def test_a_resume_rewrites_outputs_of_format_1_so_that_each_belongs_to_its_snaps
     (run.path / "outputs/test.json").unlink()
     with pytest.raises(StoreError, match="holds no outputs of the part 'test'"):
         run.outputs()
+
+
+def test_a_line_without_a_step_in_a_log_of_format_1_is_ignored(tmp_path):
+    shutil.copytree(FORMAT_1 / "finished", tmp_path / "run")
+    with open(tmp_path / "run/log.jsonl", "a") as file:
+        file.write('{"event": "snapshot", "outputs_sha256": "0"}\n')
+    assert len(Run(tmp_path / "run").outputs().steps) == len(Run(FORMAT_1 / "finished").outputs().steps)

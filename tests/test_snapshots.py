@@ -364,6 +364,118 @@ def test_a_manifest_that_another_process_replaced_is_not_overwritten(folder):
     assert (folder.path / "manifest.json").read_bytes() == other
 
 
+def test_a_manifest_that_another_process_replaces_during_a_commit_is_not_overwritten(folder, monkeypatch):
+    folder.commit(4, state(1))
+    other, stream = manifest.Manifest().encode(folder.identity["run"]), tensorfile.stream
+
+    def slow(*args):
+        (folder.path / "manifest.json").write_bytes(other)
+        return stream(*args)
+
+    monkeypatch.setattr(tensorfile, "stream", slow)
+    with pytest.raises(StoreError, match="one writer, but another process changed"):
+        folder.commit(8, state(2))
+    assert (folder.path / "manifest.json").read_bytes() == other
+
+
+def test_a_second_writer_is_rejected_while_the_first_is_still_opening(tmp_path, monkeypatch):
+    path, lockf = tmp_path / "writer.lock", durable.fcntl.lockf
+
+    def second(*args):  # as another thread of the process would
+        with pytest.raises(LockedError, match="this process"):
+            durable.WriterLock(path)
+        lockf(*args)
+
+    monkeypatch.setattr(durable.fcntl, "lockf", second)
+    lock = durable.WriterLock(path)
+    monkeypatch.undo()
+    lock.release()
+    durable.WriterLock(path).release()
+
+
+def test_a_lock_file_that_was_removed_is_made_and_locked_again_before_a_commit(folder):
+    (folder.path / "writer.lock").unlink()
+    folder.commit(4, state(1))
+    done = subprocess.run([sys.executable, "-c", OTHER, str(folder.path)], capture_output=True, text=True, check=False)
+    assert "LockedError" in done.stderr
+
+
+def test_a_commit_is_rejected_if_another_process_locked_the_file_that_replaced_the_lock(folder):
+    (folder.path / "writer.lock").unlink()
+    code = f"{OTHER}; print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    code = code.replace("Snapshots(sys.argv[1]).open", "store = Snapshots(sys.argv[1]); store.open")
+    with subprocess.Popen([sys.executable, "-c", code, str(folder.path)], **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(LockedError, match=f"is being written by process {other.pid}"):
+            folder.commit(4, state(1))
+        other.stdin.close()
+    folder.commit(4, state(1))
+
+
+@pytest.mark.parametrize("name", ["writer.lock", "snapshots"])
+def test_a_symbolic_link_that_leads_out_of_a_run_folder_is_rejected_and_not_written_through(tmp_path, name):
+    outside = tmp_path / "outside"
+    if name == "snapshots":
+        outside.mkdir()
+        (outside / "step-000000004-0123456789ab.safetensors").write_bytes(b"mine")
+    else:
+        outside.write_bytes(b"mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(outside)
+    with pytest.raises(StoreError, match=rf"{name} must be a (regular file|folder), got a symbolic link"):
+        Snapshots(tmp_path / "run").open_to_write()
+    mine = outside / "step-000000004-0123456789ab.safetensors" if name == "snapshots" else outside
+    assert mine.read_bytes() == b"mine"
+    (tmp_path / "run" / name).unlink()
+    Snapshots(tmp_path / "run").open_to_write()
+
+
+def test_the_run_folder_itself_may_be_a_symbolic_link(tmp_path):
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "run").symlink_to("large disk")
+    store = Snapshots(tmp_path / "run")
+    store.open_to_write()
+    store.commit(4, state(1))
+    assert Snapshots(tmp_path / "large disk").steps == (4,)
+
+
+def test_a_fifo_in_place_of_the_lock_is_rejected_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "writer.lock")
+    with pytest.raises(DamagedError, match=r"writer\.lock must be a regular file"):
+        Snapshots(tmp_path).open_to_write()
+
+
+def test_a_manifest_that_the_disk_cannot_find_is_not_replaced_by_an_empty_one(folder, monkeypatch):
+    folder.close()
+    found = Path.stat
+
+    def broken(path, **options):
+        if path.name == "manifest.json":
+            raise OSError(errno.EIO, "Input/output error")
+        return found(path, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    before = (folder.path / "manifest.json").read_bytes()
+    with pytest.raises(StoreError, match=r"manifest\.json could not be read .*Input/output error") as caught:
+        Snapshots(folder.path).open_to_write()
+    assert not isinstance(caught.value, DamagedError)
+    assert (folder.path / "manifest.json").read_bytes() == before
+
+
+def test_a_new_run_folder_and_its_new_parents_are_synced_into_the_folder_around_them(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def noting(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    Snapshots(tmp_path / "runs/a").open_to_write()
+    around = [path.stat().st_ino for path in (tmp_path, tmp_path / "runs", tmp_path / "runs/a")]
+    assert synced[:3] == around
+
+
 def test_a_store_opened_by_hand_is_rejected_like_a_folder_unless_resumed(store):
     store.commit(4, state(1))
     with pytest.raises(StoreError, match="without snapshots"):

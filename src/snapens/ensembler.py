@@ -205,7 +205,7 @@ class SnapshotEnsembler:
             try:
                 action()
                 outcome = [self.snapshots.identity, None]
-            except Exception as error:
+            except BaseException as error:  # an interrupt too: the other ranks must not wait for what does not come
                 if self._group is None:
                     raise
                 outcome = [None, error]

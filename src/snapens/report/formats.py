@@ -4,7 +4,7 @@ import csv as comma_separated
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import names
@@ -87,15 +87,26 @@ def markdown_row(texts: Sequence[str]) -> str:
 
 def csv(table: Table) -> str:
     """As CSV, with one line per number of the paper."""
-    content = io.StringIO()
-    rows = comma_separated.writer(content, lineterminator="\n")
-    rows.writerow(_FIELDS)
+    rows = []
     for value in table.values:
         cell = value.cell
         words = [cell.name, names.NETWORKS[cell.network], names.DATASETS[cell.dataset], names.METHODS[cell.method]]
         published = [f"{cell.published_percent:.2f}", int(cell.starred), int(value.published_is_best)]
         ours = [_digits(value.ours.mean), value.ours.n, _digits(value.ours.deviation), _digits(value.difference)]
-        rows.writerow([table.number, *words, *published, *ours, int(value.ours_is_best)])
+        rows.append([table.number, *words, *published, *ours, int(value.ours_is_best)])
+    return csv_lines([_FIELDS, *rows])
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV; an apostrophe precedes a text that a spreadsheet would take for a formula.
+
+    Examples:
+        >>> csv_lines([["name", "change"], ["=1+1", -0.5]])
+        "name,change\\n'=1+1,-0.5\\n"
+    """
+    content = io.StringIO()
+    cells = ([_harmless(cell) for cell in row] for row in rows)
+    comma_separated.writer(content, lineterminator="\n").writerows(cells)
     return content.getvalue()
 
 
@@ -153,6 +164,16 @@ def _ours(value: Value | None, marks: _Marks) -> str:
     mean = marks.best.format(text) if value.ours_is_best else text
     spread = "" if value.ours.deviation is None else marks.spread.format(value.ours.deviation)
     return f"{mean}{spread} {marks.evidence.format(n=value.ours.n, difference=value.difference)}"
+
+
+def _harmless(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _digits(number: float | None) -> str:

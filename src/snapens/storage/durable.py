@@ -67,11 +67,26 @@ def publish(path: Path, content: Content) -> Digest:
 def write(path: Path, content: bytes) -> Path:
     """Publish a file that a user requested; create its folder if necessary."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         publish(path, [content])
     except OSError as error:
         raise StoreError(f"{path} could not be written ({error}): free disk space, or choose another path") from error
     return path
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, and its parents where necessary; sync the folder in which each of them was created."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
+
+
+def make_subfolder(path: Path) -> None:
+    """Create a folder inside a run folder. A symbolic link is rejected, because it can lead out of the run folder."""
+    if path.is_symlink():
+        raise StoreError(f"{path} must be a folder, got a symbolic link: replace it by the folder itself")
+    make_folder(path)
 
 
 def unique() -> str:
@@ -88,6 +103,17 @@ def sweep(folder: Path, name: re.Pattern[str], keep: Iterable[str] = ()) -> None
                 Path(entry.path).unlink(missing_ok=True)
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; an I/O error does not mean that there is none."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return True
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file to read it; a missing file raises FileNotFoundError, another I/O error StoreError."""
@@ -97,7 +123,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise StoreError(f"{path} could not be read ({error}): check its permissions and the disk") from error
+        raise _unreadable(path, error) from error
 
 
 def contents(path: Path, limit: int) -> bytes:
@@ -105,7 +131,17 @@ def contents(path: Path, limit: int) -> bytes:
     with reading(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > limit:
             raise DamagedError(f"{path} must have at most {limit} bytes, got {size}: restore the file")
-        return file.read(limit)
+        return file.read(size)
+
+
+def own_file(path: str, flags: int) -> int:
+    """For `open`: a regular file of a run folder, to be changed in place. A symbolic link is not followed."""
+    try:
+        return _regular(path, flags | _NO_FOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise DamagedError(f"{path} must be a regular file, got a symbolic link: remove the link") from error
 
 
 def digest(path: Path) -> Digest:
@@ -135,11 +171,15 @@ def _create(path: str, flags: int) -> int:
 
 
 def _regular(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | _NO_WAIT)  # opening a FIFO must not wait for its writer
+    descriptor = os.open(path, flags | _NO_WAIT, 0o666)  # opening a FIFO must not wait for its other end
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DamagedError(f"{path} must be a regular file: restore it")
     return descriptor
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path} could not be read ({error}): check its permissions and the disk")
 
 
 def _sync_folder(folder: Path) -> None:
@@ -161,13 +201,17 @@ class WriterLock:
     acquires its lock again before each commit.
     """
 
-    _held: ClassVar[set[tuple[int, Path]]] = set()
+    _held: ClassVar[dict[tuple[int, Path], object]] = {}
 
     def __init__(self, path: Path) -> None:
-        self._path, held = path, (os.getpid(), path.resolve())
-        if held in self._held:
+        self._path, held, mark = path, (os.getpid(), path.resolve()), object()
+        if self._held.setdefault(held, mark) is not mark:  # one operation: two threads cannot both succeed
             raise LockedError(f"{self._rule} this process: close() that writer first")
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._descriptor = self._open()
+        except BaseException:
+            del self._held[held]
+            raise
         self.release = finalize(self, _release, self._descriptor, held, self._held)
         try:
             self.ensure()
@@ -176,10 +220,13 @@ class WriterLock:
         except BaseException:
             self.release()
             raise
-        self._held.add(held)
 
     def ensure(self) -> None:
-        """Acquire the lock, again if necessary."""
+        """Acquire the lock, again if necessary, on the file that has the lock's name now."""
+        if not self._has_its_name():
+            descriptor = self._open()
+            os.dup2(descriptor, self._descriptor, inheritable=False)
+            os.close(descriptor)  # before the lock is acquired, because closing a descriptor releases it
         try:
             if fcntl is not None:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,11 +237,21 @@ class WriterLock:
             remedy = "wait until it ends or choose another folder; under DDP pass the wrapped model"
             raise LockedError(f"{self._rule} process {owner}: {remedy}") from error
 
+    def _open(self) -> int:
+        return own_file(str(self._path), os.O_RDWR | os.O_CREAT)
+
+    def _has_its_name(self) -> bool:
+        """Whether the locked file is still there: a file that replaced it can be locked by another writer."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
+        except FileNotFoundError:
+            return False
+
     @property
     def _rule(self) -> str:
         return f"store must have one writer, but {self._path.parent} is being written by"
 
 
-def _release(descriptor: int, held: tuple[int, Path], every: set[tuple[int, Path]]) -> None:
+def _release(descriptor: int, held: tuple[int, Path], every: dict[tuple[int, Path], object]) -> None:
     os.close(descriptor)
-    every.discard(held)
+    every.pop(held, None)

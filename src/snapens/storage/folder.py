@@ -36,9 +36,10 @@ class Folder:
         path, closed = self.path / "manifest.json", self._lock is None
         try:
             if closed:
-                self._files.mkdir(parents=True, exist_ok=True)
+                durable.make_folder(self.path)
+                durable.make_subfolder(self._files)
                 self._lock = durable.WriterLock(self.path / "writer.lock")
-                if not path.exists():
+                if not durable.exists(path):
                     self._require_untouched()
                     durable.publish(path, [Manifest().encode(uuid.uuid4().hex)])
                 self._written = found = manifest.read(self.path)
@@ -118,6 +119,8 @@ class Folder:
             self._named_on_disk()  # nobody else wrote while the tensors were written
             self._on_disk[content] = files  # whether or not the commit returns
             self._reserved = None  # from now on a manifest may name the file
+            lock.ensure()  # again, because writing the tensors took time, and the process may have dropped its lock
+            self._named_on_disk()
             self._generations.commit(content, files)
         except OSError as error:
             raise StoreError(
@@ -139,7 +142,7 @@ class Folder:
     def _require_untouched(self) -> None:
         """Reject a folder whose manifest was lost: with an empty one, the next commit would remove its snapshots."""
         previous = self._generations.previous
-        named = previous is not None and previous.exists()
+        named = previous is not None and durable.exists(previous)
         if named or any(self._generations.owns(path.name) for path in self._files.iterdir()):
             remedy = "copy manifest.previous.json to manifest.json" if named else "restore it"
             raise DamagedError(

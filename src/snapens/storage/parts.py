@@ -67,7 +67,7 @@ class PartFolder:
     @property
     def version(self) -> tuple[bytes, bytes]:
         """What the JSON files hold now; another version means that a writer replaced files."""
-        index = durable.contents(self.path, jsonfile.SIZE_LIMIT) if self.path.exists() else b""
+        index = durable.contents(self.path, jsonfile.SIZE_LIMIT) if durable.exists(self.path) else b""
         return durable.contents(self.folder / "manifest.json", jsonfile.SIZE_LIMIT), index
 
     def labels(self) -> Stored:
@@ -123,7 +123,7 @@ class PartFolder:
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
         path = self.folder / FORMAT_1
-        return tensorfile.entries(path) if path.exists() else {}
+        return tensorfile.entries(path) if durable.exists(path) else {}
 
     @cached_property
     def _steps_1(self) -> list[int]:
@@ -176,7 +176,7 @@ def _loaded(
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
     """Write members of a part; only one writer at a time does so, and others wait for it."""
     try:
-        (folder / "outputs").mkdir(exist_ok=True)
+        durable.make_subfolder(folder / "outputs")
         lock = _lock(folder / "outputs" / "writer.lock")
         try:
             PartFolder(folder, part).put(members, labels, replace=replace)

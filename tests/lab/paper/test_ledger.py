@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -351,6 +352,28 @@ def test_a_run_that_is_overwritten_takes_what_it_had_a_part_in_with_it(recorded)
     ledger.record(singles[0], results, "another", overwrite=True)
     joints = [name for name, entry in ledger.entries(results).items() if isinstance(entry, Joint)]
     assert joints == ["densenet40-cifar100-snapshot-0.2-x2-seeds0-1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("read-only file system")])
+def test_a_recording_that_was_interrupted_before_outdated_numbers_were_removed_is_completed(
+    recorded, monkeypatch, error
+):
+    singles, _, results = recorded
+    ledger.record_together(singles, results)
+
+    def fail(path, **_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises((StoreError, KeyboardInterrupt), match=r"could not be removed \(read-only|^$"):
+            ledger.record(singles[1], results, "another", overwrite=True)
+    with pytest.raises(DamagedError, match="are missing or have changed"):
+        ledger.entries(results)
+    ledger.record(singles[1], results, "another")
+    assert not any(isinstance(found, Joint) for found in ledger.entries(results).values())
+    assert len(ledger.record_together(singles, results)) == 2
+    assert len(ledger.entries(results)) == 7
 
 
 def test_a_number_of_runs_that_are_missing_or_have_changed_is_rejected(recorded):

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,13 @@ def begun(path, recipe=tiny.RECIPE):
     run = Run(path)
     run.begin(recipe, DATA)
     return run
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def state(completed):
@@ -215,6 +223,65 @@ def test_a_log_that_cannot_be_read_or_is_too_large_is_an_error_of_our_own(tmp_pa
         run.note("trained", step=15)
 
 
+def test_a_log_that_became_a_symbolic_link_is_not_written_through(tmp_path):
+    run, _ = noted(tmp_path / "run")
+    outside, path = tmp_path / "outside", tmp_path / "run/log.jsonl"
+    path.rename(outside)
+    before = outside.read_bytes()
+    path.symlink_to(outside)
+    with pytest.raises(DamagedError, match=r"log\.jsonl must be a regular file, got a symbolic link: remove the link"):
+        run.note("trained", step=15)
+    assert outside.read_bytes() == before
+
+
+def test_bytes_of_a_log_that_are_not_text_are_an_error_of_our_own(tmp_path):
+    run, _ = noted(tmp_path)
+    with open(tmp_path / "log.jsonl", "ab") as file:
+        file.write(b'{"event": "\xff\xfe", "crc32": "00000000"}\n')
+    with pytest.raises(DamagedError, match=r"log\.jsonl must be what snapens wrote, got .* in line"):
+        list(run.log())
+
+
+@pytest.mark.parametrize("save", [lambda run: run.save(state(15)), lambda run: run.note("finished")])
+def test_the_log_is_synced_before_a_state_and_at_the_end(tmp_path, monkeypatch, save):
+    run, _ = noted(tmp_path)
+    run.note("trained", step=15)
+    synced, fsync = [], os.fsync
+
+    def noting(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    save(run)
+    assert synced[0] == (tmp_path / "log.jsonl").stat().st_ino
+
+
+def test_a_log_that_cannot_be_synced_is_an_error_of_our_own(tmp_path, monkeypatch):
+    run, _ = noted(tmp_path)
+    monkeypatch.setattr(os, "fsync", failing(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(.*Input/output error"):
+        run.save(state(15))
+    monkeypatch.undo()
+    assert run.state() is None
+
+
+OUTPUTS = {"test": (torch.zeros(2, 3).half(), torch.tensor([0, 1]))}
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("state", lambda run: run.save(state(4))), ("outputs", lambda run: run.add_outputs(4, OUTPUTS, "step-000000004"))],
+)
+def test_a_folder_that_is_a_symbolic_link_is_not_written_through(tmp_path, name, write):
+    outside, run = tmp_path / "outside", begun(tmp_path / "run")
+    outside.mkdir()
+    (run.path / name).symlink_to(outside)
+    with pytest.raises(StoreError, match=rf"{name} must be a folder, got a symbolic link: replace it by the folder"):
+        write(run)
+    assert not list(outside.iterdir())
+
+
 def test_a_log_of_format_1_is_read_as_before_and_continued_in_format_2(tmp_path):
     run = begun(tmp_path)
     path = tmp_path / "log.jsonl"
@@ -230,8 +297,8 @@ def test_a_line_that_could_be_written_only_in_part_is_removed_by_the_next(tmp_pa
     run, lines = noted(tmp_path)
 
     class Full:
-        def __init__(self, *args):
-            self.file = open(*args)  # noqa: SIM115
+        def __init__(self, *args, **options):
+            self.file = open(*args, **options)  # noqa: SIM115
 
         def __enter__(self):
             return self
@@ -458,6 +525,22 @@ def test_a_state_that_the_disk_cannot_read_is_not_replaced_by_the_one_before(tmp
 
     monkeypatch.setattr(os, "open", broken)
     with pytest.raises(StoreError, match=r"could not be read \(.*Input/output error") as caught:
+        Run(tmp_path).state()
+    assert not isinstance(caught.value, DamagedError)
+
+
+def test_a_state_that_the_disk_cannot_find_is_not_replaced_by_the_one_before(tmp_path, monkeypatch):
+    run, found = begun(tmp_path), Path.stat
+    for completed in (4, 9):
+        run.save(state(completed))
+
+    def broken(path, **options):
+        if path.name == "state.json":
+            raise OSError(errno.EIO, "Input/output error")
+        return found(path, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    with pytest.raises(StoreError, match=r"state\.json could not be read .*Input/output error") as caught:
         Run(tmp_path).state()
     assert not isinstance(caught.value, DamagedError)
 

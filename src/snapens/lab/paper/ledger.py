@@ -29,7 +29,8 @@ def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) ->
 
     An entry that exists is not changed, except that the lines between snapshots may be added later. A different
     result, or another commit, under the same name is rejected unless `overwrite`. A new result removes the joint
-    numbers of several runs that used the old one, because they are no longer valid.
+    numbers of several runs that used the old one, because they are no longer valid; if that was interrupted,
+    recording the run again completes it.
     """
     entry = Entry.of_run(run, commit)
     if is_of_commit(run, commit) is False:
@@ -39,14 +40,11 @@ def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) ->
         )
     path = folder / f"{entry.name}.json"
     before = _read(path)
-    if isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry:
-        return _keep(entry, folder, overwrite=True)
-    kept = _keep(entry, folder, overwrite)
-    if before is None or overwrite:
-        for cell in paper.cells():
-            if cell.seeds > 1 and cell.recipe == entry.seedless:
-                name = joint_name(cell, entry.recipe.seed // cell.seeds)
-                (folder / f"{name}.json").unlink(missing_ok=True)
+    adds_lines = (
+        isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry
+    )
+    kept = _keep(entry, folder, overwrite or adds_lines)
+    _remove_outdated(entry, folder, every=before is None or (overwrite and not adds_lines))
     return kept
 
 
@@ -115,6 +113,23 @@ def _is_of(joint: Joint, entries: Entries) -> bool:
     runs = [entry for name in joint.runs if isinstance(entry := entries.get(name), Entry)]
     seconds = round(sum(run.seconds for run in runs), 3)
     return (tuple(run.origin for run in runs), seconds) == (joint.origins, joint.seconds)
+
+
+def _remove_outdated(entry: Entry, folder: Path, every: bool) -> None:
+    """Remove the numbers of several runs that a run is part of: every one, or those of other runs than the ledger's."""
+    for cell in paper.cells():
+        if cell.seeds == 1 or cell.recipe != entry.seedless:
+            continue
+        path = folder / f"{joint_name(cell, entry.recipe.seed // cell.seeds)}.json"
+        joint = None if every else _read(path)
+        if isinstance(joint, Joint):
+            runs = {name: run for name in joint.runs if (run := _read(folder / f"{name}.json"))}
+            if _is_of(joint, runs):
+                continue
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path} could not be removed ({error}): remove it, and record its runs again") from error
 
 
 def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:

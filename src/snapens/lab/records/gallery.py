@@ -90,7 +90,7 @@ def keep(
 
 def read(run: Run) -> Gallery | None:
     """The images stored with a run; None if there are none."""
-    if not any((run.path / name).exists() for name in ("gallery.json", _FORMAT_1)):
+    if not any(durable.exists(run.path / name) for name in ("gallery.json", _FORMAT_1)):
         return None
     indices, names, path = _found(run)
     pixels = tensorfile.entries(path).get("pixels")

@@ -1,5 +1,6 @@
 """The log of a run: one event per line, each with a checksum."""
 
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,11 +28,21 @@ class Log:
             if not self._ready:
                 self.keep(run, lambda _: True)
             self._ready = False  # a write that fails may leave half a line
-            with open(self.path, "ab") as file:
+            with open(self.path, "ab", opener=durable.own_file) as file:
                 file.write(line)
             self._ready = True
         except OSError as error:
-            raise StoreError(f"{self.path} could not be written ({error}): free disk space, then resume") from error
+            raise self._unwritable(error) from error
+
+    def sync(self) -> None:
+        """Make sure that all lines so far survive a power failure."""
+        try:
+            with open(self.path, "r+b", opener=durable.own_file) as file:
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def keep(self, run: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite the file with the wanted events only."""
@@ -44,7 +55,7 @@ class Log:
         """The events. A truncated last line is ignored; any other damaged line is an error."""
         try:
             content = durable.contents(self.path, _SIZE_LIMIT)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         *whole, cut = content.split(b"\n")
         if not content.startswith(b'{"format"') and b'"crc32"' not in content:
@@ -67,6 +78,9 @@ class Log:
                 raise DamagedError(
                     f"{self.path} must be unaltered, got {error} in line {number}: restore the file, or remove the line"
                 ) from error
+
+    def _unwritable(self, error: OSError) -> StoreError:
+        return StoreError(f"{self.path} could not be written ({error}): free disk space, then resume")
 
     def _check_head(self, head: dict[str, Any], run: str | None) -> None:
         found = head.get("format")

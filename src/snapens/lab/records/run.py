@@ -60,7 +60,7 @@ class Run:
     @property
     def exists(self) -> bool:
         """Whether a run was started in this folder."""
-        return (self.path / "recipe.json").exists()
+        return durable.exists(self.path / "recipe.json")
 
     @property
     def recipe(self) -> Recipe:
@@ -109,7 +109,7 @@ class Run:
             raise StoreError(f"run must be a folder without a run, got {self.path}: choose another, or resume that one")
         if self.exists:
             self.require(recipe)
-        elif (self.path / "state").exists():
+        elif durable.exists(self.path / "state"):
             raise DamagedError(
                 f"{self.path} contains a state, but recipe.json is missing: restore it, or choose another folder"
             )
@@ -136,6 +136,8 @@ class Run:
     def note(self, event: str, **values: Any) -> None:
         """Add a line to the log."""
         self._log.append(self._named(), {"event": event, **values})
+        if event == "finished":  # no state follows, with which the log would be synced
+            self._log.sync()
 
     def log(self) -> Iterator[dict[str, Any]]:
         """The lines of the log; a truncated last line is ignored."""
@@ -147,7 +149,8 @@ class Run:
             self._log.keep(self._named(), lambda line: line.get("step", 0) <= completed)
 
     def save(self, state: State) -> None:
-        """Save a state; the previous state is kept until the next one is saved."""
+        """Save a state, after the lines of the log up to it; the previous state is kept until the next one is saved."""
+        self._log.sync()
         self._states.save(self._named(), state)
         with suppress(OSError):  # files of a killed writer only use disk space until the next time
             durable.sweep(self.path, re.compile("|".join(_FILES)), _FILES)
@@ -219,7 +222,7 @@ class Run:
     @cached_property
     def identity(self) -> str | None:
         """The identity of the run, which each of its files contains; None before the manifest exists."""
-        return self.snapshots.identity["run"] if (self.path / "manifest.json").exists() else None
+        return self.snapshots.identity["run"] if durable.exists(self.path / "manifest.json") else None
 
     @cached_property
     def _about(self) -> _About:
@@ -251,11 +254,13 @@ class Run:
     def _check_format_1(self, part: str) -> None:
         """Compare outputs of format 1 with the SHA-256 that the log has for their last step."""
         path = self.path / parts.FORMAT_1
-        if not path.exists() or not parts.PartFolder(self.path, part).is_format_1:
+        if not durable.exists(path) or not parts.PartFolder(self.path, part).is_format_1:
             return
         steps, sha256 = tensorfile.entries(path).get("steps"), durable.digest(path).sha256
         last = steps.read().tolist()[-1:] if steps else []
-        noted = [line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line["step"]] == last]
+        noted = [
+            line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line.get("step")] == last
+        ]
         if noted and noted[-1] != sha256:
             raise DamagedError(
                 f"{path} must have the SHA-256 in the log, but it was altered: restore it, or resume the run"
@@ -267,7 +272,7 @@ def runs_in(path: Path) -> list[Run]:
     run = Run(path)
     below = [] if run.exists else [Run(folder) for folder in sorted(path.glob("*/")) if Run(folder).exists]
     names = ("outputs", parts.FORMAT_1)
-    with_outputs = [found for found in below if any((found.path / name).exists() for name in names)]
+    with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
     for without in set(below) - set(with_outputs) if with_outputs else ():
         log.warning("%s is skipped: it has no outputs of snapshots yet", without.path)
     return with_outputs or below or [run]

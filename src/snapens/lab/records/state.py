@@ -52,14 +52,14 @@ class States:
         path = self._files.file(f"step-{state.completed:09d}")
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.tensors.items()}
         with writing(path):
-            path.parent.mkdir(exist_ok=True)
+            durable.make_subfolder(path.parent)
             digest = tensorfile.save(path, tensors, About(run, "state", state.completed))
             content = asdict(_Record(path.name, digest, state.completed, state.notes))
             self._files.commit(sealed.encode("state", run, content), [path.name])
 
     def load(self, run: str | None) -> State | None:
         """The last state, or the previous one if the last is damaged; None before the first state."""
-        found = [path for path in (self._files.path, self._files.previous) if path is not None and path.exists()]
+        found = [path for path in (self._files.path, self._files.previous) if path and durable.exists(path)]
         for path in found:
             try:
                 return self._read(path, run)
