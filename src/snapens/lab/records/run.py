@@ -164,6 +164,10 @@ class Run:
         for part, (outputs, labels) in found.items():
             Outputs((step,), outputs[None].numpy(), labels.numpy()).append(self.path, part, snapshot)
 
+    def has_outputs(self, part: str) -> bool:
+        """Whether outputs were saved for a part; an I/O error does not mean that there are none."""
+        return parts.PartFolder(self.path, part).exists
+
     def intact_outputs(self, part: str) -> set[int]:
         """The steps of the members whose outputs are there and intact."""
         files, found = parts.PartFolder(self.path, part), set()
