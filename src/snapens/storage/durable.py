@@ -25,6 +25,7 @@ Content = Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
 """The content of a file: its chunks, or a function that writes into the open file."""
 
 _TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits
+_OWNER = re.compile(rb"[0-9]{0,20}")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
@@ -153,11 +154,13 @@ def digest(path: Path) -> Digest:
 def check(path: Path, expected: Digest, named_by: str) -> None:
     """Check that a file is unchanged since it was committed."""
     try:
-        found = digest(path)
+        with reading(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            found = _digest(file) if size == expected.bytes else None  # a sparse file of any size costs nothing
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(f"{path} is listed in {named_by}, but it is missing: restore the file") from error
     if found != expected:
-        what = "truncated or altered" if found.bytes != expected.bytes else "altered"
+        what = "altered" if size == expected.bytes else "truncated or altered"
         raise DamagedError(f"{path} must have the SHA-256 in {named_by}, but it was {what}: restore the file")
 
 
@@ -215,6 +218,8 @@ class WriterLock:
         self.release = finalize(self, _release, self._descriptor, held, self._held)
         try:
             self.ensure()
+            if not _OWNER.fullmatch(os.pread(self._descriptor, 21, 0)):  # a hard link can be any file
+                raise DamagedError(f"{path} must hold the number of a process, got another content: remove the file")
             os.truncate(self._descriptor, 0)
             os.write(self._descriptor, str(os.getpid()).encode())
         except BaseException:
@@ -253,5 +258,5 @@ class WriterLock:
 
 
 def _release(descriptor: int, held: tuple[int, Path], every: dict[tuple[int, Path], object]) -> None:
+    every.pop(held, None)  # first, because closing may report an error, and releases the lock all the same
     os.close(descriptor)
-    every.pop(held, None)

@@ -58,7 +58,7 @@ class Log:
         except (FileNotFoundError, NotADirectoryError):
             return
         *whole, cut = content.split(b"\n")
-        if not content.startswith(b'{"format"') and b'"crc32"' not in content:
+        if b'{"event"'.startswith(content[:8]) and b'"crc32"' not in content:
             yield from _format_1([*whole, cut])
             return
         with suppress(ValueError):
@@ -67,6 +67,8 @@ class Log:
         with suppress(ValueError):
             _decoded(cut)
             whole.append(cut)
+        if content.strip() and not whole:  # the head is never cut off, because the file appears with it
+            raise DamagedError(f"{self.path} must begin with the head of a log, got none: restore the file")
         for number, line in enumerate(whole, 1):
             try:
                 values = _decoded(line)

@@ -187,6 +187,10 @@ class Run:
         with writing(path):
             path.unlink()
 
+    def has_outputs(self, part: str) -> bool:
+        """Whether outputs were saved for a part; an I/O error does not mean that there are none."""
+        return parts.PartFolder(self.path, part).exists
+
     def intact_outputs(self, part: str) -> set[int]:
         """The steps of the members whose outputs exist and are intact."""
         files, found = parts.PartFolder(self.path, part), set()
