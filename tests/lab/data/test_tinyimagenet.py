@@ -83,6 +83,7 @@ def test_images_are_decoded_again_after_one_was_replaced_by_another_of_the_same_
         ("wnids.txt", b"n01\0", "wnids.txt must be a list of classes, got ValueError"),
         ("words.txt", b"\xff", "words.txt must be text in UTF-8, got UnicodeDecodeError"),
         ("val/val_annotations.txt", b"val_0.JPEG", "val_annotations.txt must be lines of .*, got IndexError"),
+        ("val/val_annotations.txt", b"", r"/test_a_damaged\w+: test must have .* at least one image, got 0 images"),
         ("val/val_annotations.txt", b"\0\tn01", r"val/images/.: ValueError"),
     ],
 )

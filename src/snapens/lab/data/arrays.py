@@ -77,10 +77,7 @@ def read(path: Path) -> ImageData | TableData:
     if classes is not None and (classes.dtype.kind != "U" or classes.ndim != 1):
         raise DataError(f"classes must be one string per class, got {classes.dtype} of shape {classes.shape} in {path}")
     reader = from_table if content["x_train"].ndim == 2 else from_arrays
-    try:
-        return reader(**content, name=path.stem)
-    except ArgumentError as error:
-        raise DataError(f"{path}: {error}") from error
+    return reader(**content, name=path.stem)
 
 
 def _pixels(argument: str, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
