@@ -137,7 +137,7 @@ def test_a_resume_rewrites_outputs_of_format_1_so_that_each_belongs_to_its_snaps
     assert not (run.path / "outputs.safetensors").exists()
     assert np.array_equal(run.outputs().log_probabilities, before)
     (run.path / "outputs/test.json").unlink()
-    with pytest.raises(StoreError, match="holds no outputs of the part 'test'"):
+    with pytest.raises(StoreError, match="contains no outputs of the part 'test'"):
         run.outputs()
 
 

@@ -238,7 +238,7 @@ def test_bytes_of_a_log_that_are_not_text_are_an_error_of_our_own(tmp_path):
     run, _ = noted(tmp_path)
     with open(tmp_path / "log.jsonl", "ab") as file:
         file.write(b'{"event": "\xff\xfe", "crc32": "00000000"}\n')
-    with pytest.raises(DamagedError, match=r"log\.jsonl must be what snapens wrote, got .* in line"):
+    with pytest.raises(DamagedError, match=r"log\.jsonl must be unaltered, got .* in line"):
         list(run.log())
 
 
@@ -595,7 +595,7 @@ def kept(path, *steps):
 def test_the_finish_event_is_the_last_one_and_other_lines_are_ignored(tmp_path):
     run = begun(tmp_path)
     assert run.finish_event is None
-    (tmp_path / "log.jsonl").write_text('{"note": "mine"}\n{"event": "finished", "seconds": 1}\n')
+    (tmp_path / "log.jsonl").write_text('{"event": "finished", "seconds": 1}\n{"note": "mine"}\n')
     run.note("finished", seconds=2)
     assert run.finished
     assert run.finish_event == {"event": "finished", "seconds": 2}
