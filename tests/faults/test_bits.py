@@ -1,6 +1,7 @@
 """Every bit of every small file: a change is detected, or it changes nothing that anybody reads."""
 
 import logging
+import math
 from contextlib import suppress
 
 import pytest
@@ -66,6 +67,7 @@ def flips(content, count):
 def undetected(path, read, allowed, count):
     """The bits whose change gives something else than what is allowed."""
     content, found = path.read_bytes(), []
+    print(min(count or math.inf, 8 * len(content)), "bits:", path.name)
     for bit, altered in flips(content, count):
         path.write_bytes(altered)
         try:

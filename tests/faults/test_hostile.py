@@ -82,8 +82,8 @@ def test_a_hostile_file_in_place_of_any_other_is_rejected(run, template, hostile
         (run / name).unlink()
         HOSTILE[hostile](run / name)
         if name in READERS and "previous" not in name and name != "state/state.json":
-            empty_log = name == "log.jsonl" and hostile == "nothing in it"
-            with nullcontext() if empty_log else pytest.raises(SnapensError):
+            cut = name == "log.jsonl" and hostile in ("nothing in it", "a deep object")  # as a kill left it in format 1
+            with nullcontext() if cut else pytest.raises(SnapensError):
                 READERS[name](run)
         read_all(run, name, readers)
         shutil.rmtree(run)

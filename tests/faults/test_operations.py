@@ -73,8 +73,9 @@ def test_writing_survives_a_fault_at_each_operation_and_can_be_repeated(folders,
         scenario.act(target)
     close(target)
     after = look(path), files(path)
-    failures = {}
-    for at in points(disk.operations, fault, count):
+    failures, tried = {}, points(disk.operations, fault, count)
+    print(len(tried), "faults:", name)
+    for at in tried:
         try:
             assert_survives(scenario, folders, fault, at, before, after)
         except Exception as error:
@@ -90,8 +91,9 @@ def test_reading_gives_the_same_result_or_an_error_of_ours_at_each_operation(fol
     path = folders.copy(scenario.make)
     with Disk(path) as disk:
         expected = scenario.act(path)
-    failures = {}
-    for at in points(disk.operations, fault, count):
+    failures, tried = {}, points(disk.operations, fault, count)
+    print(len(tried), "faults:", name)
+    for at in tried:
         try:
             returned, found = attempt(scenario.act, path, path, fault, at)
             assert not returned or found == expected

@@ -22,6 +22,7 @@ LOOP = ((), (4,), (4, 8), (4, 8, 12), (4, 8, 11))
 def images(disk, folder, count):
     """Disks after a power cut: (the folder of the image, what was acknowledged before)."""
     wanted = set(sampled(((at, kind) for at in range(len(disk.operations) + 1) for kind in KINDS), count))
+    print(len(wanted), "images")
     model = Model()
     for at in range(len(disk.operations) + 1):
         known = [value for place, value in disk.acknowledged if place <= at]

@@ -58,7 +58,7 @@ class Log:
         except (FileNotFoundError, NotADirectoryError):
             return
         *whole, cut = content.split(b"\n")
-        if b'{"event"'.startswith(content[:8]) and b'"crc32"' not in content:
+        if content[:1] in (b"", b"{") and not content.startswith(b'{"format"') and b'"crc32"' not in content:
             yield from _format_1([*whole, cut])
             return
         with suppress(ValueError):
