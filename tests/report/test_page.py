@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shutil
 import sys
 from html.parser import HTMLParser
 
@@ -184,3 +185,11 @@ def test_a_card_shows_the_name_of_the_images_file(tmp_path):
 
 def test_a_page_says_where_all_members_agree(tmp_path):
     assert "All snapshots predict the same class" in page.render([folders.made(tmp_path / "run", apart=0.0)])
+
+
+def test_a_run_that_lost_a_snapshot_is_unfinished(tmp_path):
+    run = folders.made(tmp_path / "run")
+    shutil.copy(run.path / "manifest.previous.json", run.path / "manifest.json")
+    html = page.render([run])
+    assert "unfinished, 2 of 3 snapshots" in html
+    assert "The run is not finished: 2 of 3 snapshots exist." in html

@@ -275,9 +275,6 @@ def test_no_run_and_the_same_run_twice_are_rejected(run):
         ("recipe.json", lambda text: text.replace('"ant",', "")),
         ("recipe.json", lambda text: text.replace('"count": 64', '"count": "many"')),
         ("recipe.json", lambda text: text.replace('"count": 64', '"count": 0')),
-        ("curves.json", lambda text: json.dumps({**json.loads(text), "last_share": 3})),
-        ("curves.json", lambda text: text.replace('"snapshot": 2', '"snapshot": 3')),
-        ("curves.json", lambda text: json.dumps({**json.loads(text), "last_share": [0, 1]})),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, file, change):
@@ -290,15 +287,42 @@ def test_a_damaged_file_is_named(tmp_path, file, change):
         summarise([Run(run.path)])
 
 
-def test_a_gallery_of_other_images_is_rejected(tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: json.dumps({**json.loads(text), "last_share": 3}),
+        lambda text: text.replace('"snapshot": 2', '"snapshot": 3'),
+        lambda text: json.dumps({**json.loads(text), "last_share": [0, 1]}),
+    ],
+)
+def test_damaged_curves_are_left_out_with_a_warning(tmp_path, caplog, change):
+    run = folders.with_curves(folders.made(tmp_path / "run"))
+    folders.as_format_1(run.path / "curves.json")
+    (run.path / "curves.json").write_text(change((run.path / "curves.json").read_text()))
+    assert summarise([Run(run.path)]).details.between is None
+    assert "run/curves.json must" in caplog.text
+    assert "the report leaves it out, and you may remove the file" in caplog.text
+
+
+def test_a_damaged_gallery_is_left_out_with_a_warning(tmp_path, caplog):
+    run = folders.made(tmp_path / "run")
+    gallery.keep(run, np.zeros((40, 4, 4, 1), np.uint8).__getitem__)
+    assert summarise([run]).details.examples[0].pixels is not None
+    (run.path / "gallery.json").write_text("{}")
+    assert summarise([run]).details.examples[0].pixels is None
+    assert "run/gallery.json must" in caplog.text
+    assert "the report leaves it out, and you may remove the file" in caplog.text
+
+
+def test_a_gallery_of_other_images_is_left_out_with_a_warning(tmp_path, caplog):
     run = folders.made(tmp_path / "run", examples=50)
     gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8).__getitem__)
     other = folders.made(tmp_path / "other", examples=20)
     kept = gallery.read(run)
     tensors = {"indices": torch.from_numpy(kept.indices), "pixels": torch.from_numpy(kept.pixels)}
     safetensors.torch.save_file(tensors, other.path / "gallery.safetensors")  # as format 1 had it
-    with pytest.raises(DamagedError, match=r"gallery.safetensors must show some of the 20 test images, got image"):
-        summarise([other])
+    assert all(example.index < 20 and example.pixels is None for example in summarise([other]).details.examples)
+    assert "gallery.safetensors must show some of the 20 test images, got image" in caplog.text
 
 
 def unfinished(run):

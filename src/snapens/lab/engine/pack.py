@@ -18,6 +18,7 @@ from .. import nets
 from ..data.protocol import Data, Placed
 from ..recipe.dataset import Dataset
 from ..recipe.recipe import Recipe
+from ..records import gallery
 from ..records.run import Run
 from .training import Training
 
@@ -37,7 +38,7 @@ def chosen_device(name: str) -> torch.device:
 
 
 def unfinished(jobs: Sequence[Job], *, curves: bool = False) -> list[Job]:
-    """The jobs with something left to do: steps, outputs that were lost, or the errors between snapshots (`curves`)."""
+    """The jobs with something left to do: steps, files that were lost, or the errors between snapshots (`curves`)."""
     return [(recipe, path) for recipe, path in jobs if not _is_complete(recipe, Run(path), curves)]
 
 
@@ -113,14 +114,13 @@ def measure_between(trainings: Sequence[Training]) -> None:
 
 
 def _is_complete(recipe: Recipe, run: Run, curves: bool) -> bool:
-    if not (run.exists and run.finished) or (curves and run.curves() is None):
-        return False
-    try:
-        run.outputs()
-    except StoreError:  # resuming the run recomputes them
+    if not (run.exists and run.finished):
         return False
     run.require(recipe)
-    return True
+    try:  # what is damaged is computed again when the run is resumed
+        return gallery.is_intact(run, run.outputs()) and not (curves and run.curves() is None)
+    except StoreError:
+        return False
 
 
 def _open(trainings: Sequence[Training], resume: bool) -> None:

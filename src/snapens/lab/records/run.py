@@ -94,8 +94,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all its steps were taken."""
-        return self.finish_event is not None
+        """Whether all its steps were taken, and all its snapshots still exist."""
+        return self.finish_event is not None and len(self.snapshots.steps) >= self.recipe.method.cycles
 
     @property
     def finish_event(self) -> dict[str, Any] | None:
@@ -154,8 +154,11 @@ class Run:
             durable.sweep(self.path, re.compile("|".join(_FILES)), _FILES)
 
     def state(self) -> State | None:
-        """The state kept last, or the one before if that one is damaged; None before the first."""
-        return self._states.load(self.identity)
+        """The state kept last, or the one before if that one cannot be used; None before the first.
+
+        A state cannot be used if it is damaged, or if snapshots that existed when it was kept are lost.
+        """
+        return self._states.load(self.identity, self.snapshots.identity["snapshots"] if self.identity else {})
 
     def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]], snapshot: str | None = None) -> None:
         """Keep a member's outputs: for each part of the data log-probabilities (examples, classes) and labels.
