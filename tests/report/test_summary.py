@@ -248,12 +248,17 @@ def test_methods_are_named_by_what_differs(tmp_path):
         folders.made(tmp_path / "b", method="snapshot", dropout=0.2, lr=1.0),
     ]
     assert [method.name for method in summarise(runs).methods] == [
-        "grow, dropout 0, pattern warm fresh, lr 0.1",
-        "snapshot, dropout 0.2, pattern none, lr 1",
+        "grow, pattern warm fresh, lr 0.1",
+        "snapshot, dropout 0.2, lr 1",
     ]
-    two = summarise([runs[0], folders.made(tmp_path / "c", method="grow", pattern=("warm", "fresh"), seed=1)]).methods[
-        0
+    adamw = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.05, "transforms": ("mirror", "cutout=4")}
+    runs = [folders.made(tmp_path / "d"), folders.made(tmp_path / "e", members=4, **adamw)]
+    assert [method.name for method in summarise(runs).methods] == [
+        "snapshot, 3 cycles, 12 epochs, sgd, lr 0.1",
+        "snapshot, 4 cycles, 16 epochs, adamw, lr 0.01, weight decay 0.05, transforms mirror, cutout 4",
     ]
+    grow = [folders.made(tmp_path / f"grow{k}", method="grow", pattern=("warm", "fresh"), seed=k) for k in (0, 1)]
+    (two,) = summarise(grow).methods
     assert (two.name, two.runs) == ("grow", 2)
     assert two.ensemble.deviation is not None
 
