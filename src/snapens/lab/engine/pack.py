@@ -49,23 +49,20 @@ def prepare(
     *,
     resume: bool = False,
     state_seconds: float = 300.0,
+    checked: Callable[[], object] = lambda: None,
 ) -> list[Training]:
     """Make every run of a pack ready to train, or none: errors are raised before the first step.
 
-    `load` is called once per data set; recipes with equal data share it on the device.
+    `load` is called once per data set; recipes with equal data share it on the device. `checked` is called after the
+    checks of networks, folders and data, before the slow part.
     """
-    for recipe, path in jobs:
-        network = recipe.network
-        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride)
-        Run(path).admit(recipe, resume)
-    loaded: dict[str, Data] = {}
+    loaded = _checked(jobs, load, resume)
+    checked()
     placed: dict[Dataset, Placed] = {}
     trainings: list[Training] = []
     for recipe, path in jobs:
         dataset = recipe.dataset
         try:
-            if dataset.name not in loaded:
-                loaded[dataset.name] = load(recipe)
             if dataset not in placed:
                 data = loaded[dataset.name].hold_out(dataset.held_out, dataset.held_out_seed)
                 placed[dataset] = data.place(device, dataset.padding)
@@ -111,6 +108,22 @@ def measure_between(trainings: Sequence[Training]) -> None:
     for training in trainings:
         if training.finished:
             _attempt(training, training.measure_between)
+
+
+def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool) -> dict[str, Data]:
+    """The data sets by name, once networks, folders and data are known to fit together."""
+    for recipe, path in jobs:
+        network = recipe.network
+        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride)
+        Run(path).admit(recipe, resume)
+    loaded: dict[str, Data] = {}
+    for recipe, _ in jobs:
+        network, name = recipe.network, recipe.dataset.name
+        if name not in loaded:
+            loaded[name] = load(recipe)
+        inputs = loaded[name].inputs
+        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride, inputs=inputs)
+    return loaded
 
 
 def _is_complete(recipe: Recipe, run: Run, curves: bool) -> bool:

@@ -211,7 +211,10 @@ class Run:
         try:
             return self._sealed("recipe", _About)
         except (FileNotFoundError, NotADirectoryError):
-            raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: check the path") from None
+            remedy = "check the path"
+            if (self.path / "manifest.json").exists():
+                remedy = "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`"
+            raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: {remedy}") from None
 
     def _named(self) -> str:
         """The identity of the run, for a file that is written; the manifest is created if necessary."""
@@ -258,14 +261,18 @@ def runs_in(path: Path) -> list[Run]:
     return with_outputs or below or [run]
 
 
-def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
-    """Make sure that two runs, of which these are the test labels, were tested on the same images in the same order."""
+def same_data(run: Run, other: Run) -> bool:
+    """Whether two runs have the same classes and, as far as they say which, the same test images."""
     (classes, images), (other_classes, other_images) = (
         (one.data.get("classes"), one.data.get("images", {}).get("test")) for one in (run, other)
     )
+    return classes == other_classes and (not images or not other_images or images == other_images)
+
+
+def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
+    """Make sure that two runs, of which these are the test labels, were tested on the same images in the same order."""
     # equal labels are not yet equal images: folders sorted by class often have them
-    differ = classes != other_classes or (images and other_images and images != other_images)
-    if differ or not np.array_equal(labels, other_labels):
+    if not same_data(run, other) or not np.array_equal(labels, other_labels):
         raise MismatchError(
             f"runs must have been tested on the same images in the same order, but those of {run.path} and "
             f"{other.path} differ: take the runs of one data set"
