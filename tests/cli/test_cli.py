@@ -190,6 +190,11 @@ def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
             ["--batch", "20", "--cycles", "15"],
             "got 14 steps (6 epochs of 48 examples in batches of 20",
         ),
+        (
+            ["--network", "mlp"],
+            "network 'mlp' takes tables (features), but the data are images (channels): use a network",
+        ),
+        (["--ema", "1.5"], "ema must have a decay of more than 0 and less than 1, got 1.5"),
         (["--threads", "0"], "threads must be at least 1, got 0"),
         (["--data", "nothing.npz"], "nothing.npz"),
         (["--held-out", "48"], "held_out must be at least 0 and less than the 48 training examples, got 48"),
@@ -421,10 +426,46 @@ def test_a_report_is_written_to_the_given_place(folder, capsys):
     assert main(["report", "run", "--format", "csv", "--out", "one.csv"]) == 2
     assert "out must be a folder, because there are several files, got one.csv" in capsys.readouterr().err
     assert not list(folder.glob("**/one.*g")) + list(folder.glob("one.csv"))
+    assert main(["report", "run", "--out", "new"]) == 0
+    assert capsys.readouterr().out == "new/report.html\n"
     assert main(["report", "tiny.npz"]) == 2
     assert "run must be a folder that holds recipe.json, got tiny.npz" in capsys.readouterr().err
     assert main(["report"]) == 2
     assert "runs must name at least one run folder" in capsys.readouterr().err
+
+
+def test_a_report_of_a_loop_of_the_users_own_says_what_reports_need(folder, capsys):
+    snapshots = Snapshots("own")
+    snapshots.open_to_write()
+    snapshots.commit(1, {"weight": torch.zeros(1)})
+    assert main(["report", "own"]) == 2
+    assert (
+        "run must be a folder that holds recipe.json, got own: it holds snapshots of a loop of your own, and this "
+        "command needs a run of `snapens train`"
+    ) in capsys.readouterr().err
+
+
+def test_a_report_of_a_folder_is_about_the_data_of_its_focus(folder, capsys, caplog):
+    with np.load("tiny.npz") as arrays:
+        np.savez("other.npz", **{**arrays, "y_test": arrays["y_test"][::-1], "x_test": arrays["x_test"][::-1]})
+    assert train(out="all/b") == 0
+    assert train(out="all/c") == 0
+    assert train("--data", "other.npz", out="all/a") == 0
+    capsys.readouterr()
+    assert main(["report", "all", "--format", "csv", "--focus", "b"]) == 0
+    assert "all/a is left out: its data are not those of all/b, which the report is about" in caplog.text
+    runs = (folder / "all/report/runs.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in runs[1:]] == ["b", "c"]
+
+
+def test_the_preparation_is_announced_after_the_checks(folder, capsys):
+    for rejected in (["--network", "mlp"], ["--data", "nothing.npz"]):
+        assert train(*rejected) == 2
+        assert "preparing" not in capsys.readouterr().err
+    assert train() == 0
+    assert "reading arrays\npreparing 1 run: a trial step\n" in capsys.readouterr().err
+    assert train() == 2
+    assert "preparing" not in capsys.readouterr().err
 
 
 def test_a_report_of_a_folder_is_of_the_runs_in_it(folder, capsys, caplog):

@@ -27,6 +27,7 @@ def recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "TEST_IMAGES", {"tiny": 20})
     trainings = prepare([(tiny.recipe(seed=3), tmp_path / "run")], tiny.load, torch.device("cpu"))
     train(trainings)
+    (tmp_path / "results").mkdir()
     return trainings[0].run
 
 
@@ -40,6 +41,15 @@ def test_a_finished_run_enters_the_ledger_and_the_list_shows_it(recorded, capsys
     assert main(["paper", "list"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("wrn32"))
     assert line.split()[1:6] == ["table", "1", "21.56", f"{100 * recorded.outputs().ensemble_errors[-1]:.2f}", "1"]
+
+
+def test_outside_a_clone_a_run_is_recorded_only_in_a_ledger_that_is_named(recorded, capsys):
+    Path("results").rmdir()
+    assert main(["paper", "record", "run", "--commit", "3f2a91c"]) == 2
+    assert "got results, which does not exist here: the ledger of snapens is the folder" in capsys.readouterr().err
+    assert not Path("results").exists()
+    assert main(["paper", "record", "run", "--commit", "3f2a91c", "--ledger", "mine"]) == 0
+    assert len(list(Path("mine").iterdir())) == 1
 
 
 def test_a_run_outside_the_paper_is_recorded_too(recorded, tmp_path, capsys):
@@ -66,7 +76,7 @@ def test_runs_before_one_that_cannot_be_recorded_are_recorded_and_named(recorded
 def test_a_commit_is_one_of_gits(recorded, capsys, commit):
     assert main(["paper", "record", "run", "--commit", commit]) == 2
     assert "commit must be 7 to 40 hexadecimal digits, got" in capsys.readouterr().err
-    assert not Path("results").exists()
+    assert not list(Path("results").iterdir())
 
 
 @pytest.mark.parametrize("number", ["1", "2", "3"])
@@ -130,3 +140,34 @@ def test_a_figure_is_written_as_its_name_says(tmp_path, monkeypatch, capsys):
     assert Path("new/six.png").read_bytes().startswith(b"\x89PNG")
     assert main(["paper", "figure", "6", "--out", "six.pdf"]) == 2
     assert "out must end in .svg or .png, got six.pdf" in capsys.readouterr().err
+
+
+def test_a_figure_without_measurements_names_the_networks_that_have_some(tmp_path, capsys):
+    ledger = str(Path(__file__).parents[2] / "results")
+    out = ["--out", str(tmp_path / "six.svg"), "--ledger", ledger]
+    assert main(["paper", "figure", "6", *out]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("nothing is measured for densenet100, which figure 6 shows: use --network ")
+    assert "--network wrn32" in err
+    assert main(["paper", "figure", "6", "--network", "wrn32", *out]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table", "9"], "snapens: unknown table '9': choose from 1, 2, 3\n"),
+        (["figure", "7", "--ledger", "."], "snapens: unknown figure '7': choose from 2, 3, 4, 5, 6, S\n"),
+    ],
+)
+def test_a_number_that_the_paper_does_not_have_is_rejected(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", *arguments]) == 2
+    assert capsys.readouterr().err == message
+
+
+def test_the_star_is_explained_only_where_there_is_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text, starred in (("densenet40-cifar10-single", True), ("wrn32-cifar100-snapshot", False)):
+        assert main(["paper", "list", text]) == 0
+        assert ("*" in capsys.readouterr().out) is starred

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shutil
 import sys
 from html.parser import HTMLParser
 
@@ -184,3 +185,33 @@ def test_a_card_shows_the_name_of_the_images_file(tmp_path):
 
 def test_a_page_says_where_all_members_agree(tmp_path):
     assert "All snapshots predict the same class" in page.render([folders.made(tmp_path / "run", apart=0.0)])
+
+
+def test_a_run_that_lost_a_snapshot_is_unfinished(tmp_path):
+    run = folders.made(tmp_path / "run")
+    shutil.copy(run.path / "manifest.previous.json", run.path / "manifest.json")
+    html = page.render([run])
+    assert "unfinished, 2 of 3 snapshots" in html
+    assert "The run is not finished: 2 of 3 snapshots exist." in html
+
+
+def test_a_page_about_a_table_has_examples_and_no_images(tmp_path):
+    html = page.render([folders.made(tmp_path / "run", held_out=20, data={"features": 5})])
+    visible = html[: html.index("<script")].partition("</style>")[2]
+    assert "test example 1" in visible
+    assert "20 held-out examples: too few to choose." in visible
+    assert '<th scope="col">examples</th>' in visible
+    assert not re.search(r"\bimages?\b", re.sub(r"<[^>]*>", " ", visible))
+
+
+def test_the_recipe_shows_the_settings_of_transforms_and_the_augmentation_in_effect(tmp_path):
+    used = {"crop": {"padding": 4, "boxes": False}, "transforms": [{"kind": "mirror"}, {"kind": "cutout", "size": 4}]}
+    html = page.render([folders.made(tmp_path / "a", transforms=("cutout=4",), data={"augmentation": used})])
+    assert "<dt>transforms</dt><dd>cutout 4</dd>" in html
+    assert "<dd>crop from 4 pixels of padding, mirror, cutout 4</dd>" in html
+    used = {"crop": {"padding": 0, "boxes": True}, "transforms": []}
+    html = page.render([folders.made(tmp_path / "b", data={"augmentation": used})])
+    assert "<dt>augmentation in effect</dt><dd>crop of random area and aspect</dd>" in html
+    used = {"crop": {"padding": 0, "boxes": False}, "transforms": []}
+    html = page.render([folders.made(tmp_path / "c", data={"augmentation": used})])
+    assert "<dt>augmentation in effect</dt><dd>none</dd>" in html

@@ -18,6 +18,7 @@ NOTHING = by(100, 100)
 EVIDENCE = Evidence(
     part="test",
     examples=10_000,
+    noun="images",
     missing=0,
     restarts=("warm", "warm"),
     member_errors=(0.30, 0.30, 0.30),
@@ -58,7 +59,7 @@ def test_a_healthy_run_gains_and_takes_all_its_members():
 
 
 def test_a_run_at_chance_has_no_other_finding():
-    (finding,) = findings(learned=by(59, 41), ensemble_errors=(0.9, 0.9, 0.897), missing=1).values()  # chance 0.044
+    (finding,) = findings(learned=by(59, 41), ensemble_errors=(0.9, 0.9, 0.897)).values()  # chance 0.044
     assert (finding.kind, finding.text) == (
         "warning",
         "The ensemble is not measurably better than guessing.",
@@ -68,6 +69,25 @@ def test_a_run_at_chance_has_no_other_finding():
         "and the ensemble has 89.70 %."
     )
     assert len(findings(learned=by(61, 39))) == 2
+    text = "The run is not finished: 3 of 4 snapshots exist."
+    assert list(findings(learned=by(59, 41), missing=1)) == [finding.text, text]
+
+
+def test_too_few_images_to_tell_an_ensemble_from_a_guess_are_not_blamed_on_the_labels():
+    # 4 of 5 images: scipy's binomtest has 0.19; guessing is wrong on 5 of 10, the ensemble on 2
+    few = {"learned": Difference(4, 1, 10), "examples": 10}
+    (finding,) = findings(**few, ensemble_errors=(0.3, 0.3, 0.2)).values()
+    assert finding.kind == "note"
+    assert finding.text == "There are too few images to tell whether the ensemble is better than guessing."
+    assert finding.reason == (
+        "On the 10 test images, always predicting the most frequent class has an error of 50.00 %, and the ensemble "
+        "has 20.00 %. This difference may be chance. Test on more images."
+    )
+    (finding,) = findings(**few, ensemble_errors=(0.2,), member_errors=(0.2,), noun="examples").values()
+    assert finding.text == "There are too few examples to tell whether the only snapshot is better than guessing."
+    slightly = {"learned": Difference(4, 2, 20), "examples": 20}  # 45 % instead of 55 %, a reduction by 18 %
+    (finding,) = findings(**slightly, ensemble_errors=(0.45,), member_errors=(0.45,)).values()
+    assert finding.text == "The only snapshot is not measurably better than guessing."
 
 
 @pytest.mark.parametrize(
@@ -306,6 +326,11 @@ def test_too_few_images_to_see_a_bump_give_no_finding_about_valleys():
     assert not any("no bump" in finding.reason for finding in alike.values())
 
 
+def test_m_is_not_chosen_on_few_images():
+    assert "All 3 snapshots are needed." in findings(examples=100)
+    assert not any("needed" in text or "enough" in text for text in findings(examples=99))
+
+
 def test_one_snapshot_is_no_ensemble():
     alone = replace(
         EVIDENCE,
@@ -320,6 +345,9 @@ def test_one_snapshot_is_no_ensemble():
     assert [finding.text for finding in verdict(alone)] == [
         "There is only one snapshot, so there is nothing to average."
     ]
+    (finding,) = verdict(replace(alone, missing=3))
+    assert finding.text == "The run is not finished: 1 of 4 snapshots exists."
+    assert finding.reason.endswith("To continue the run, repeat its command with --resume.")
 
 
 def test_an_unfinished_run_has_few_findings():
@@ -330,5 +358,10 @@ def test_an_unfinished_run_has_few_findings():
 def test_the_basis_says_what_the_findings_may_be_used_for():
     assert basis(EVIDENCE).startswith("The findings describe the 10,000 test images, because no images were held out.")
     held_out = basis(replace(EVIDENCE, part="held_out"))
-    assert held_out.startswith("The findings are based on 10,000 held-out images, so you may use them")
+    assert held_out.startswith("The findings are based on 10,000 held-out images. You may use them to choose m or the")
     assert held_out.endswith("Statements about the test error are based on the test images.")
+    few = basis(replace(EVIDENCE, part="held_out", examples=99, noun="examples"))
+    assert few == (
+        "The findings are based on 99 held-out examples. These are too few to choose m or the number of cycles: hold "
+        "out at least 100. Statements about the test error are based on the test examples."
+    )

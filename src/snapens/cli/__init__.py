@@ -100,7 +100,7 @@ class Report:
     focus: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """The name of the run folder that the report is about. By default a Snapshot Ensemble with a matching baseline."""
     out: Place = None
-    """The page, or the folder for the page or its parts. By default the first run folder."""
+    """The page, a file that ends in .html, or the folder for the page or its parts. By default the first run folder."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
     """html: the page. Otherwise its parts: charts as png or svg, tables as csv or json."""
 
@@ -109,17 +109,21 @@ class Report:
         from ..lab.records.run import runs_in
         from ..report.page import write
         from ..report.pieces import Format, pieces
+        from ..report.summary import with_data_of_focus
 
         if not self.runs:
             raise ArgumentError("runs must name at least one run folder, got none")
         runs = [run for path in self.runs for run in runs_in(path)]
+        if len(runs) > len(self.runs):
+            runs = with_data_of_focus(runs, self.focus)
         if self.format == "html":
             out = self.out or self.runs[0]
             if out.suffix[1:] in get_args(Format):
                 raise ArgumentError(
                     f"out must be a page or a folder, got {out}: add --format {out.suffix[1:]} for its parts"
                 )
-            written = [write(runs, out / "report.html" if out.is_dir() else out, self.focus)]
+            is_page = out.suffix in (".html", ".htm") and not out.is_dir()
+            written = [write(runs, out if is_page else out / "report.html", self.focus)]
         else:
             if self.out is not None and self.out.suffix[1:] == self.format:
                 raise ArgumentError(f"out must be a folder, because there are several files, got {self.out}")

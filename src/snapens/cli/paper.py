@@ -106,6 +106,7 @@ class PaperRecord:
         from ..lab.paper import ledger
         from ..lab.records.run import Run
 
+        _require_here(self.ledger)
         runs = [Run(path) for path in self.runs]
         if not runs or len({run.recipe for run in runs}) < len(runs):
             raise ArgumentError(
@@ -126,7 +127,7 @@ class PaperRecord:
 class PaperTable:
     """Print one of the paper's tables with our values next to the published ones."""
 
-    number: Annotated[Literal[1, 2, 3], Positional]
+    number: Annotated[str, Positional, tyro.conf.arg(metavar="{1,2,3}")]
     """The number of the table."""
     format: Literal["terminal", "markdown", "csv", "latex"] = "terminal"
     """The format of the table."""
@@ -138,7 +139,9 @@ class PaperTable:
         from ..report.formats import FORMATS, terminal
         from ..report.tables import table
 
-        shown = table(self.number, _entries(self.ledger))
+        if self.number not in ("1", "2", "3"):
+            raise unknown("table", self.number, ("1", "2", "3"))
+        shown = table(int(self.number), _entries(self.ledger))
         if self.format == "terminal" and sys.stdout.isatty():
             text = terminal(shown, shutil.get_terminal_size().columns)
         else:
@@ -151,7 +154,7 @@ class PaperTable:
 class PaperFigure:
     """Draw one of the paper's figures from the ledger."""
 
-    name: Annotated[Literal["2", "3", "4", "5", "6", "S"], Positional]
+    name: Annotated[str, Positional, tyro.conf.arg(metavar="{2,3,4,5,6,S}")]
     """The number of the figure. S: the panels of the supplement."""
     out: Place = None
     """The file to write, .svg or .png. By default figure-NAME.svg."""
@@ -170,14 +173,24 @@ class PaperFigure:
         out = self.out or Path(f"figure-{self.name}.svg")
         if (form := figures.FORMATS.get(out.suffix[1:])) is None:
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
-        if self.ledger == LEDGER and not self.ledger.exists():
-            raise ArgumentError(
-                f"ledger must be a folder, got {self.ledger}, which does not exist here: the ledger of snapens is "
-                "the folder results/ of its repository; run the command in a clone, or give --ledger PATH"
-            )
-        drawn = figures.figure(self.name, _entries(self.ledger), self.network, measured_only=self.measured_only)
+        _require_here(self.ledger)
+        entries = _entries(self.ledger)
+        drawn = figures.figure(self.name, entries, self.network, measured_only=self.measured_only)
         sys.stdout.write(f"{durable.write(out, form(drawn))}\n")
+        network, known = self.network or figures.network(self.name), figures.measured_networks(self.name, entries)
+        if network and known and network not in known:
+            choices = " or ".join(f"--network {name}" for name in known)
+            sys.stderr.write(f"nothing is measured for {network}, which figure {self.name} shows: use {choices}\n")
         return 0
+
+
+def _require_here(folder: Path) -> None:
+    """Reject the default ledger where it does not exist, which is outside a clone."""
+    if folder == LEDGER and not folder.exists():
+        raise ArgumentError(
+            f"ledger must be a folder, got {folder}, which does not exist here: the ledger of snapens is "
+            "the folder results/ of its repository; run the command in a clone, or give --ledger PATH"
+        )
 
 
 def _entries(folder: Path) -> "Entries":

@@ -49,9 +49,8 @@ def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[fl
     whole = Console(width=1000).measure(table).maximum  # never cut off: users copy the names
     console = Console(width=max(Console().width, whole))
     console.print(table)
-    console.print(
-        "* the paper copied this value from the DenseNet paper. time: of one run in a pack on an H200.", highlight=False
-    )
+    star = "* the paper copied this value from the DenseNet paper. " * any(cell.starred for cell in chosen)
+    console.print(f"{star}time: of one run in a pack on an H200.", highlight=False)
 
 
 def _points(lower: float) -> str:

@@ -59,9 +59,13 @@ def _train(jobs: Jobs, options: "TrainingOptions", curves: bool, interrupt: Inte
             _say(f"{job[1]} is finished already")
     if not left:
         return 0
-    slow = "compiling the networks" if device.type == "cuda" else "a trial step each"
-    _say(f"preparing {len(left)} run{'s' * (len(left) > 1)}: {slow}")
-    trainings = pack.prepare(left, lambda recipe: _load(recipe, options), device, resume=options.resume)
+    trainings = pack.prepare(
+        left,
+        lambda recipe: _load(recipe, options),
+        device,
+        resume=options.resume,
+        checked=lambda: _announce(len(left), device.type),
+    )
     _warn_of_hours(trainings)
     try:
         with interrupt.finish_step(), Display(trainings, tensorboard) as watch:
@@ -125,6 +129,12 @@ def _load(recipe: Recipe, options: "TrainingOptions") -> "Data":
     _say(f"reading {name}")
     with Download(name) as progress:
         return data.load(name, data_root(options.data), download=options.download, progress=progress)
+
+
+def _announce(runs: int, device: str) -> None:
+    several = runs > 1
+    slow = f"compiling the network{'s' * several}" if device == "cuda" else f"a trial step{' each' * several}"
+    _say(f"preparing {runs} run{'s' * several}: {slow}")
 
 
 def _warn_of_hours(trainings: Sequence["Training"]) -> None:

@@ -1,6 +1,8 @@
 """Account: one run of a report as numbers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,8 @@ class Account:
 
     name: str
     recipe: Recipe
+    data: Mapping[str, Any]
+    """What recipe.json says about the data."""
     classes: tuple[str, ...]
     steps: tuple[int, ...]
     """At which snapshots were taken."""
@@ -45,6 +49,7 @@ class Account:
         return cls(
             run.path.resolve().name,
             run.recipe,
+            run.data,
             names,
             run.snapshots.steps,
             Trace.of(run),
@@ -53,6 +58,11 @@ class Account:
             quality.last.scores,
             quality.last.wrong[[0, -1]],
         )
+
+    @property
+    def noun(self) -> str:
+        """What the examples are called: images, or examples for the rows of a table."""
+        return "examples" if "features" in self.data else "images"
 
     @property
     def complete(self) -> bool:

@@ -193,5 +193,5 @@ def early_exit(axes: Any, exits: Exits) -> None:
     axes.plot(m, 100 * exits.error[:, -1], color=SINGLE, marker="o", label="always the last m")
     axes.plot(exits.used[-1], 100 * exits.error[-1], color=ENSEMBLE, marker=".", label="early exit")
     axes.set_xticks(m)
-    axes.set(xlabel="members evaluated per image, mean")
+    axes.set(xlabel="members evaluated, mean")
     axes.legend(loc="best")

@@ -5,8 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..lab.recipe.recipe import Recipe
+from ..lab.recipe.value import Value
 from .account import Account
 from .spread import Spread
+
+_COUNTS = {"method.cycles", "budget.epochs", "budget.warmup_epochs"}
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,34 @@ def _method(name: str, group: list[Account]) -> Method:
 
 
 def _names(recipes: list[Recipe]) -> list[str]:
-    """The method of each recipe, and the settings in which the recipes differ."""
+    """The method of each recipe, and the settings in which the recipes differ, where a recipe has them.
+
+    Recipes with parts of different kinds, such as two optimizers, are not told apart by the defaults of these kinds.
+    """
     flat = [recipe.flat() for recipe in recipes]
     every = dict.fromkeys(name for one in flat for name in one if name not in ("method.kind", "seed"))
     differing = [name for name in every if any(one.get(name) != flat[0].get(name) for one in flat)]
-    return [
-        ", ".join([one["method.kind"], *(f"{label(name)} {shown(one.get(name))}" for name in differing)])
-        for one in flat
-    ]
+    named = []
+    for recipe, one in zip(recipes, flat, strict=True):
+        settings = [name for name in differing if one.get(name) and not _is_implied(name, recipe, differing)]
+        named.append(", ".join([one["method.kind"], *(_named(name, one[name]) for name in settings)]))
+    return named
+
+
+def _is_implied(setting: str, recipe: Recipe, differing: list[str]) -> bool:
+    """Whether a setting is a default of a kind that is named already."""
+    part, _, name = setting.rpartition(".")
+    if f"{part}.kind" not in differing or setting in {*_COUNTS, "optimizer.lr"} or name == "kind":
+        return False
+    return name not in getattr(recipe, part).written()
+
+
+def _named(setting: str, value: Any) -> str:
+    """A setting with its value: `lr 0.1`; a kind and a number of things need no more words: `adamw`, `40 epochs`."""
+    words, text = label(setting), shown(value)
+    if setting.endswith((".kind", ".name")):
+        return text
+    return f"{text} {words}" if setting in _COUNTS else f"{words} {text}"
 
 
 def label(setting: str) -> str:
@@ -71,7 +94,15 @@ def label(setting: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value of a setting as text; an item of several kinds by its kind."""
+    """The value of a setting as text; an item of several kinds by its kind and its settings.
+
+    Examples:
+        >>> from snapens.lab.recipe import Cutout, Mirror
+        >>> shown((Mirror(), Cutout(4))), shown(("warm", "fresh")), shown(0.10)
+        ('mirror, cutout 4', 'warm fresh', '0.1')
+    """
+    if isinstance(value, Value):
+        return " ".join(shown(setting) for setting in value.flat().values())
     if isinstance(value, tuple):
-        return " ".join(getattr(item, "kind", None) or str(item) for item in value) or "none"
+        return (", " if any(isinstance(item, Value) for item in value) else " ").join(map(shown, value)) or "none"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,9 @@
 """Details: all that a page shows of the run that it is about."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +17,10 @@ from ..lab.records.scores import THRESHOLDS, Answers, Exits, Quality
 from ..outputs import Outputs
 from .account import Account
 from .evidence import Evidence
+
+log = logging.getLogger("snapens")
+
+T = TypeVar("T")
 
 _CLASSES = 5  # classes that gain most, and as many that lose most
 
@@ -89,7 +96,7 @@ class Details:
     @classmethod
     def of(cls, run: Run, account: Account, outputs: Outputs, quality: Quality) -> "Details":
         """From a run folder, and the outputs for its test images with their quality."""
-        curves = run.curves()
+        curves = _intact(run.curves)
         between = curves if curves and curves.lines else None
         held_out = _held_out(run)
         chosen = quality if held_out is None else Quality.of(held_out.log_probabilities, held_out.labels)
@@ -105,6 +112,15 @@ class Details:
             tuple(change for change in changes[: -_CLASSES - 1 : -1] if change.change > 0),
             Evidence.of("test" if held_out is None else "held_out", chosen, account, between),
         )
+
+
+def _intact(read: Callable[[], T]) -> T | None:
+    """What a file holds that a report can do without; None, with a warning, if the file is damaged."""
+    try:
+        return read()
+    except DamagedError as error:
+        log.warning("%s; the report leaves it out, and you may remove the file", error)
+        return None
 
 
 def _held_out(run: Run) -> Outputs | None:
@@ -131,13 +147,9 @@ def _changes(account: Account, labels: NDArray[np.int64]) -> list[ClassChange]:
 
 
 def _examples(run: Run, classes: tuple[str, ...], outputs: Outputs, quality: Quality) -> list[Example]:
-    stored, labels, choice = gallery.read(run), quality.labels, quality.alone.choice
+    labels, choice = quality.labels, quality.alone.choice
+    stored = _intact(lambda: gallery.read(run, len(labels)))
     indices = gallery.disputed(outputs) if stored is None else stored.indices
-    if len(indices) and not 0 <= indices.min() <= indices.max() < len(labels):
-        raise DamagedError(
-            f"{run.path}/gallery.safetensors must show some of the {len(labels)} test images, "
-            f"got image {indices.max()}: remove it"
-        )
     evaluated = np.stack([quality.evaluated(threshold) for threshold in THRESHOLDS])
     found = []
     for k, index in enumerate(indices.tolist()):

@@ -56,6 +56,8 @@ class Evidence:
 
     part: Part
     examples: int
+    noun: str
+    """What the examples are: images, or just examples."""
     missing: int
     """Snapshots that an unfinished run has not taken yet."""
     restarts: tuple[Literal["none", "warm", "fresh"], ...]
@@ -96,6 +98,7 @@ class Evidence:
         return cls(
             part=part,
             examples=len(labels),
+            noun=account.noun,
             missing=max(account.recipe.method.cycles - members, 0),
             restarts=tuple(_restarts(account.recipe, k, members) for k in range(members - 1)),
             member_errors=tuple(alone.mean(-1).tolist()),

@@ -86,6 +86,23 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
     return drawn
 
 
+def network(name: str) -> str | None:
+    """The network that the paper draws a figure for; None: all networks."""
+    return paper_figures.figure(name).network
+
+
+def measured_networks(name: str, entries: Entries) -> list[str]:
+    """The networks of the paper for which at least one panel of a figure has measurements."""
+    described, draws = paper_figures.figure(name), _LAYOUTS[name].draws
+    with style.drawing():
+        scratch = style.figure().subplots()
+        return [
+            network
+            for network in names.NETWORKS
+            if any(draw(scratch, panel.cells, entries) for draw in draws for panel in described.panels(network))
+        ]
+
+
 def _draw_panels(grid: Any, places: Sequence[tuple[Draw, Panel]], entries: Entries, name: str) -> list[Cell]:
     """Draw each panel with its title; the cells of the panels that have measurements."""
     evidence: list[Cell] = []

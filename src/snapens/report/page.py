@@ -4,7 +4,7 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..extras import package
+from ..lab.recipe.transforms import Transform
 from ..lab.records.run import Run
 from ..lab.records.scores import THRESHOLDS, Exits
 from ..storage import durable
-from . import page_charts
+from . import page_charts, verdict
 from .charts import FEW_EXAMPLES
 from .comparison import label, shown
 from .summary import Summary, summarise
@@ -48,6 +49,7 @@ def render(runs: Sequence[Run], focus: str | None = None) -> str:
         ],
         shown=_SHOWN,
         few_examples=FEW_EXAMPLES,
+        enough_to_choose=summary.details.evidence.examples >= verdict.FEW_EXAMPLES,
         thresholds=[f"{threshold:g}" for threshold in THRESHOLDS],
         table=_shown_table(summary.details.exits),
         data=markup(_script_json(_data(summary))),
@@ -112,10 +114,21 @@ def _script_json(data: Any) -> str:
 
 
 def _recipe(summary: Summary) -> Iterable[tuple[str, str]]:
-    """The settings of the recipe that have a value."""
-    for name, value in summary.focus.recipe.flat().items():
+    """The settings of the recipe that have a value, and the augmentation that they amount to on this data set."""
+    focus = summary.focus
+    for name, value in focus.recipe.flat().items():
         if value is not None:
             yield label(name), shown(value)
+    if used := focus.data.get("augmentation"):
+        yield "augmentation in effect", _augmentation(used)
+
+
+def _augmentation(used: Mapping[str, Any]) -> str:
+    """The crop and the transforms of a run as text, from recipe.json."""
+    crop = used.get("crop", {})
+    words = [f"crop from {crop['padding']} pixels of padding"] if crop.get("padding") else []
+    words += ["crop of random area and aspect"] if crop.get("boxes") else []
+    return ", ".join([*words, *(shown(Transform.of(item)) for item in used.get("transforms", ()))]) or "none"
 
 
 def _percent(fraction: float) -> str:

@@ -101,7 +101,7 @@ def _correlation(summary: Summary) -> Chart:
 
 def _disagreement(summary: Summary) -> Chart:
     values = 100 * summary.details.quality.disagreement
-    return _matrix("disagreement", "Test images with different predictions, %", values, "{:.1f}")
+    return _matrix("disagreement", f"Test {summary.focus.noun} with different predictions, %", values, "{:.1f}")
 
 
 def _matrix(name: str, title: str, values: Floats, form: str) -> Chart:

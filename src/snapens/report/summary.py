@@ -1,18 +1,21 @@
 """Summary: every number of a report as plain data, computed from run folders alone."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import unknown
-from ..lab.records.run import Run, require_same_test
+from ..lab.records.run import Run, require_same_test, same_data
 from ..lab.records.scores import Quality
 from .account import Account
 from .comparison import Method, compare
 from .details import Details
 from .evidence import Difference
 from .verdict import Finding, basis, verdict
+
+log = logging.getLogger("snapens")
 
 _METHOD_SETTINGS = {"method.kind", "method.cycles", "method.pattern", "optimizer.lr", "seed"}
 """The settings in which a run and its baseline may differ."""
@@ -78,6 +81,17 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
         tuple(verdict(details.evidence, over and -over)),
         basis(details.evidence),
     )
+
+
+def with_data_of_focus(runs: Sequence[Run], focus: str | None = None) -> list[Run]:
+    """The runs that have the same data as the one that a report is about; a warning names each of the others."""
+    chosen = _focus(runs, focus)
+    for run in runs:
+        if not same_data(run, chosen):
+            log.warning(
+                "%s is left out: its data are not those of %s, which the report is about", run.path, chosen.path
+            )
+    return [run for run in runs if same_data(run, chosen)]
 
 
 def _focus(runs: Sequence[Run], name: str | None) -> Run:

@@ -20,6 +20,11 @@ SAME_ANSWERS = 0.25
 nearly identical. Neighbours after the last drop of a standard schedule have 0.08 to 0.22, neighbours in a cyclic run
 0.32 to 0.79, independent models 0.92 to 1.02 (the demo's ten seeds, the ledger's 13 runs). The errors of a weak early
 snapshot also count as differences."""
+FEW_EXAMPLES = 100
+"""Below this number of examples the noise of an error is so large that m should not be chosen on them."""
+FAR_BETTER = 0.2
+"""The relative reduction of a guess's error from which a difference that may be noise means too few examples, rather
+than a network that has learned nothing."""
 _STANDARD_ERRORS = 2.0  # about CHANCE, for values that are not paired differences
 _SINGLE = "a single model trained equally long with the standard schedule"
 
@@ -39,22 +44,29 @@ def verdict(evidence: Evidence, under_standard: Difference | None = None) -> lis
     `under_standard` is the test error of a single model with the standard schedule, if there is one, minus that of the
     ensemble.
     """
+    unfinished = [_unfinished(evidence)] if evidence.missing else []
     if guess := _guess(evidence):
-        return [guess]
+        return [guess, *unfinished]
     finished = (partial(_standard, under=under_standard), _less_likely, _enough, _hurtful, _short, _alike, _valley)
-    rules = (_gain, _unfinished) if evidence.missing else (_gain, *finished)
-    return [finding for rule in rules if (finding := rule(evidence)) is not None]
+    rules = (_gain,) if unfinished else (_gain, *finished)
+    return [finding for rule in rules if (finding := rule(evidence)) is not None] + unfinished
 
 
 def basis(evidence: Evidence) -> str:
-    """Which images the findings are based on, and what they may be used for."""
+    """Which examples the findings are based on, and what they may be used for."""
+    noun = evidence.noun
     if evidence.part == "held_out":
+        use = (
+            f"These are too few to choose m or the number of cycles: hold out at least {FEW_EXAMPLES}."
+            if evidence.examples < FEW_EXAMPLES
+            else "You may use them to choose m or the number of cycles."
+        )
         return (
-            f"The findings are based on {evidence.examples:,} held-out images, so you may use them to choose m or the "
-            "number of cycles. Statements about the test error are based on the test images."
+            f"The findings are based on {evidence.examples:,} held-out {noun}. {use} Statements about the test error "
+            f"are based on the test {noun}."
         )
     return (
-        f"The findings describe the {evidence.examples:,} test images, because no images were held out. Do not use "
+        f"The findings describe the {evidence.examples:,} test {noun}, because no {noun} were held out. Do not use "
         "them to choose m or the number of cycles: train with --held-out N and write the report again."
     )
 
@@ -64,22 +76,29 @@ def _guess(evidence: Evidence) -> Finding | None:
     learned, error = evidence.learned, evidence.ensemble_errors[-1]
     if learned.chance <= CHANCE:
         return None
+    subject = "the ensemble" if len(evidence.member_errors) > 1 else "the only snapshot"
+    guess = error + learned.value
     reason = (
-        f"On {_images(evidence)}, always predicting the most frequent class has an error of "
-        f"{_percent(error + learned.value)}, and the ensemble has {_percent(error)}. "
-        "Check the training loss, the learning rate and the labels first."
+        f"On {_examples(evidence)}, always predicting the most frequent class has an error of "
+        f"{_percent(guess)}, and {subject} has {_percent(error)}. "
     )
-    return Finding("warning", "The ensemble is not measurably better than guessing.", reason)
+    if learned.value >= FAR_BETTER * guess > 0:
+        text = f"There are too few {evidence.noun} to tell whether {subject} is better than guessing."
+        return Finding("note", text, f"{reason}This difference may be chance. Test on more {evidence.noun}.")
+    text = f"{subject.capitalize()} is not measurably better than guessing."
+    return Finding("warning", text, f"{reason}Check the training loss, the learning rate and the labels first.")
 
 
 def _gain(evidence: Evidence) -> Finding | None:
     """Whether the ensemble is better than its last snapshot."""
     members, gain = len(evidence.member_errors), evidence.gain
+    if members == 1 and evidence.missing:
+        return None
     if members == 1:
         text = "There is only one snapshot, so there is nothing to average."
         return Finding("note", text, "Train with more cycles to get an ensemble.")
     reason = (
-        f"On {_images(evidence)}, the error of the last snapshot is {_percent(evidence.member_errors[-1])} and the "
+        f"On {_examples(evidence)}, the error of the last snapshot is {_percent(evidence.member_errors[-1])} and the "
         f"error of all {members} together is {_percent(evidence.ensemble_errors[-1])}: {_lower(gain)}, with a paired "
         f"standard error of {_points(gain.standard_error)}."
     )
@@ -107,8 +126,9 @@ def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
 
 def _unfinished(evidence: Evidence) -> Finding:
     found = len(evidence.member_errors)
-    text = f"The run is not finished: {found} of {found + evidence.missing} snapshots exist."
-    return Finding("note", text, "Early snapshots are worse than later ones. A finished run has more findings.")
+    text = f"The run is not finished: {found} of {found + evidence.missing} snapshots exist{'s' * (found == 1)}."
+    reason = "Early snapshots are worse than later ones. To continue the run, repeat its command with --resume."
+    return Finding("note", text, reason)
 
 
 def _less_likely(evidence: Evidence) -> Finding | None:
@@ -118,15 +138,15 @@ def _less_likely(evidence: Evidence) -> Finding | None:
         return None
     reason = (
         f"The NLL is {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}. "
-        "Calibrate the ensemble on held-out images before you use its probabilities."
+        f"Calibrate the ensemble on held-out {evidence.noun} before you use its probabilities."
     )
     return Finding("warning", "The ensemble's probabilities are worse than those of its last snapshot.", reason)
 
 
 def _enough(evidence: Evidence) -> Finding | None:
-    """The smallest m within one paired standard error of the best m."""
+    """The smallest m within one paired standard error of the best m, if there are enough examples to find it."""
     members = len(evidence.over_best)
-    if members == 1:
+    if members == 1 or evidence.examples < FEW_EXAMPLES:
         return None
     best = min(range(members), key=lambda k: evidence.ensemble_errors[k])
     enough = next(k for k, difference in enumerate(evidence.over_best) if difference.value <= difference.standard_error)
@@ -162,7 +182,9 @@ def _hurtful(evidence: Evidence) -> Finding | None:
     if evidence.part == "held_out":
         reason += "Leave the early snapshots out, or use longer cycles."
     else:
-        reason += "Longer cycles would improve the early snapshots. Before you leave them out, use held-out images."
+        reason += (
+            f"Longer cycles would improve the early snapshots. Before you leave them out, use held-out {evidence.noun}."
+        )
     subject = "The first snapshot makes" if early == 1 else f"The first {early} snapshots make"
     return Finding("warning", f"{subject} the ensemble worse.", reason)
 
@@ -250,8 +272,8 @@ def _flat_points(evidence: Evidence) -> float:
     return min(FLAT_POINTS, 100 * FLAT_SHARE * evidence.member_errors[-1])
 
 
-def _images(evidence: Evidence) -> str:
-    return f"the {evidence.examples:,} {evidence.part.replace('_', '-')} images"
+def _examples(evidence: Evidence) -> str:
+    return f"the {evidence.examples:,} {evidence.part.replace('_', '-')} {evidence.noun}"
 
 
 def _snapshots(members: Sequence[int], one: str = "", several: str = "") -> str:

@@ -239,7 +239,11 @@ class WriterLock:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
-            remedy = "wait until it ends or choose another folder; under DDP pass the wrapped model"
+            from torch import distributed as dist  # only now: some commands do not wait for torch
+
+            remedy = "wait until it ends or choose another folder"
+            if dist.is_available() and dist.is_initialized():
+                remedy += "; under DDP pass the wrapped model"
             raise LockedError(f"{self._rule} process {owner}: {remedy}") from error
 
     def _open(self) -> int:

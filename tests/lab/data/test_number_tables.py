@@ -113,6 +113,16 @@ def test_a_table_is_not_cropped_and_has_no_image_transforms():
         prepare([(recipe, "nowhere")], lambda recipe: data, CPU)
 
 
+def test_an_image_network_is_rejected_for_a_table():
+    recipe = Settings(network="small", dataset="arrays", epochs=2, cycles=1, batch=4).recipe()
+    message = (
+        r"network 'small' takes images \(channels\), but the data are tables \(features\): use a network for tables, "
+        "such as --network mlp"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        prepare([(recipe, "nowhere")], lambda recipe: from_table(*rows(40)), CPU)
+
+
 def test_rows_are_held_out_once():
     data = from_table(*rows(60), *rows(10)).hold_out(20, 0)
     with pytest.raises(ArgumentError, match="held_out must be 0 for a data set with held-out examples"):

@@ -1,5 +1,6 @@
 """Calls in other processes: their results and errors come back, and none outlives the caller."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -40,6 +41,12 @@ def vanish():
     os._exit(7)
 
 
+def end_terminated():
+    """Be terminated while the interpreter exits."""
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+    return "a result"
+
+
 def test_every_process_returns_its_result():
     first, second = apart(2, os.getpid)
     assert len({first, second, os.getpid()}) == 3
@@ -54,6 +61,11 @@ def test_an_error_in_a_process_is_raised_here_with_its_traceback():
 def test_a_process_that_dies_is_an_error_of_ours():
     with pytest.raises(SnapensError, match="a benchmark process ended without a result, exit status 7"):
         apart(1, vanish)
+
+
+def test_a_process_that_is_terminated_while_it_exits_ends_silently(capfd):
+    assert apart(1, end_terminated) == ["a result"]
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

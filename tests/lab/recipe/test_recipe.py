@@ -222,7 +222,7 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"momentum": 1.0}, "momentum must be more than 0 and less than 1, got 1.0"),
         ({"momentum": 0.9, "optimizer": "adamw"}, "momentum must be given for sgd only, got 0.9 for adamw"),
         ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and less than 1, got 1.0"),
-        ({"ema": 1.0}, "decay must be more than 0 and less than 1, got 1.0"),
+        ({"ema": 1.0}, "ema must have a decay of more than 0 and less than 1, got 1.0"),
         ({"decays": "some"}, "decays must be one of 'all', 'weights', got 'some'"),
         ({"transforms": ("flip",)}, "'flip': choose from cutout, jitter, lighting, mirror"),
         ({"transforms": ("mirror=1",)}, "transform must be mirror without a setting, got 'mirror=1'"),

@@ -326,12 +326,15 @@ def test_going_back_forgets_later_lines_and_the_torn_one_but_not_what_has_no_ste
     assert (tmp_path / "log.jsonl").read_text().count("\n") == 5  # with the head
 
 
-def test_a_run_is_finished_when_its_log_says_so(tmp_path):
+def test_a_run_is_finished_when_its_log_says_so_and_its_snapshots_exist(tmp_path):
     run = begun(tmp_path)
-    run.note("snapshot", step=20)
+    kept(tmp_path, 10, 20)
     assert not run.finished
     run.note("finished", step=20)
     assert run.finished
+    shutil.copy(tmp_path / "manifest.previous.json", tmp_path / "manifest.json")
+    assert run.snapshots.steps == (10,)
+    assert not run.finished
 
 
 def test_a_state_comes_back_and_the_one_before_stays(tmp_path):
@@ -571,7 +574,6 @@ def test_the_finish_event_is_the_last_one_and_other_lines_are_ignored(tmp_path):
     assert run.finish_event is None
     (tmp_path / "log.jsonl").write_text('{"event": "finished", "seconds": 1}\n{"note": "mine"}\n')
     run.note("finished", seconds=2)
-    assert run.finished
     assert run.finish_event == {"event": "finished", "seconds": 2}
 
 

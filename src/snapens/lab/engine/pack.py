@@ -18,6 +18,7 @@ from .. import nets
 from ..data.protocol import Data, Placed
 from ..recipe.dataset import Dataset
 from ..recipe.recipe import Recipe
+from ..records import gallery
 from ..records.run import Run
 from .training import Training
 
@@ -37,7 +38,7 @@ def chosen_device(name: str) -> torch.device:
 
 
 def unfinished(jobs: Sequence[Job], *, curves: bool = False) -> list[Job]:
-    """The jobs with something left to do: steps, outputs that were lost, or the errors between snapshots (`curves`)."""
+    """The jobs with something left to do: steps, files that were lost, or the errors between snapshots (`curves`)."""
     return [(recipe, path) for recipe, path in jobs if not _is_complete(recipe, Run(path), curves)]
 
 
@@ -48,23 +49,20 @@ def prepare(
     *,
     resume: bool = False,
     state_seconds: float = 300.0,
+    checked: Callable[[], object] = lambda: None,
 ) -> list[Training]:
     """Prepare all runs of a pack, or none: errors are raised before the first step.
 
-    `load` is called once per data set; recipes with equal data share it on the device.
+    `load` is called once per data set; recipes with equal data share it on the device. `checked` is called after the
+    checks of networks, folders and data, before the slow part.
     """
-    for recipe, path in jobs:
-        network = recipe.network
-        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride)
-        Run(path).admit(recipe, resume)
-    loaded: dict[str, Data] = {}
+    loaded = _checked(jobs, load, resume)
+    checked()
     placed: dict[Dataset, Placed] = {}
     trainings: list[Training] = []
     for recipe, path in jobs:
         dataset = recipe.dataset
         try:
-            if dataset.name not in loaded:
-                loaded[dataset.name] = load(recipe)
             if dataset not in placed:
                 data = loaded[dataset.name].hold_out(dataset.held_out, dataset.held_out_seed)
                 placed[dataset] = data.place(device, dataset.padding)
@@ -112,15 +110,30 @@ def measure_between(trainings: Sequence[Training]) -> None:
             _attempt(training, training.measure_between)
 
 
+def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool) -> dict[str, Data]:
+    """The data sets by name, once networks, folders and data are known to fit together."""
+    for recipe, path in jobs:
+        network = recipe.network
+        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride)
+        Run(path).admit(recipe, resume)
+    loaded: dict[str, Data] = {}
+    for recipe, _ in jobs:
+        network, name = recipe.network, recipe.dataset.name
+        if name not in loaded:
+            loaded[name] = load(recipe)
+        inputs = loaded[name].inputs
+        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride, inputs=inputs)
+    return loaded
+
+
 def _is_complete(recipe: Recipe, run: Run, curves: bool) -> bool:
-    if not (run.exists and run.finished) or (curves and run.curves() is None):
-        return False
-    try:
-        run.outputs()
-    except StoreError:  # resuming the run recomputes them
+    if not (run.exists and run.finished):
         return False
     run.require(recipe)
-    return True
+    try:  # what is damaged is computed again when the run is resumed
+        return gallery.is_intact(run, run.outputs()) and not (curves and run.curves() is None)
+    except StoreError:
+        return False
 
 
 def _open(trainings: Sequence[Training], resume: bool) -> None:

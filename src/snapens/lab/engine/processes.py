@@ -47,6 +47,8 @@ def _call(connection: Connection, function: Callable[..., Any], arguments: tuple
     except Exception as error:
         error.add_note(traceback.format_exc())
         connection.send(error)
+    finally:  # SystemExit would be reported if it were raised while the interpreter exits
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _result(child: SpawnProcess, connection: Connection) -> Any:

@@ -221,8 +221,10 @@ class Training:
 
     def _finish(self) -> None:
         self.close()
-        if not self.run.finished:
+        finished = self.run.finished
+        if not finished or not gallery.is_intact(self.run, self.run.outputs()):
             gallery.keep(self.run, self.placed.data.pixels, self.placed.data.file_name)
+        if not finished:
             environment = {"pack": self.pack, "sources": " ".join(self._sources), **_environment(self.placed)}
             self.log.note("finished", step=self.completed, seconds=round(self.log.seconds, 3), **environment)
 

@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,10 +84,13 @@ def of(recipe: Recipe, classes: int, inputs: Mapping[str, int], cycle: int = 0) 
     )
 
 
-def require(name: str, *, dropout: float = 0.0, stem_stride: int = 1) -> None:
-    """Reject an unknown network, or settings that it does not have, without building it or knowing the data."""
+def require(name: str, *, dropout: float = 0.0, stem_stride: int = 1, inputs: Mapping[str, int] | None = None) -> None:
+    """Reject an unknown network, or settings or inputs that it does not accept, without building it.
+
+    `inputs` are those of `build`; None: the data are not known yet.
+    """
     factory, settings = _resolved(name, 2, dropout, stem_stride)
-    _require_accepted(name, factory, settings, partly=True)
+    _require_accepted(name, factory, {**settings, **(inputs or {})}, partly=inputs is None)
 
 
 def accelerate(network: "nn.Module") -> bool:
@@ -149,15 +152,31 @@ def _require_accepted(
     name: str, factory: Callable[..., Any], settings: dict[str, Any], *, partly: bool = False
 ) -> None:
     """Reject keywords that a callable does not take, and, unless they are only a part, missing keywords too."""
+    known: Collection[str] = ()
     try:
         signature = inspect.signature(factory)
+        known = signature.parameters
         (signature.bind_partial if partly else signature.bind)(**settings)
     except (TypeError, ValueError) as error:
+        _require_kind(name, known, settings)
         listed = ", ".join(f"{key}={value!r}" for key, value in settings.items())
         raise ArgumentError(
             f"network {name!r} must accept the settings and the inputs, got {listed} ({error}): "
             "leave the setting at its default, or choose a network that accepts it"
         ) from error
+
+
+def _require_kind(name: str, known: Collection[str], settings: Mapping[str, Any]) -> None:
+    """Reject an image network for a table, and the reverse; `known` are the parameters of the network."""
+    for given, other, data, takes, example in (
+        ("features", "channels", "tables", "images", "mlp"),
+        ("channels", "features", "images", "tables", "small"),
+    ):
+        if given in settings and other not in settings and other in known and given not in known:
+            raise ArgumentError(
+                f"network {name!r} takes {takes} ({other}), but the data are {data} ({given}): use a network for "
+                f"{data}, such as --network {example}"
+            )
 
 
 def _mixed(seed: int, cycle: int) -> int:

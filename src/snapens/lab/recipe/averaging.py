@@ -27,7 +27,7 @@ class EMA(Averaging):
 
     def check(self) -> None:
         """The decay is between 0 and 1."""
-        require(0 < self.decay < 1, "decay", "be more than 0 and less than 1", self.decay)
+        require(0 < self.decay < 1, "ema", "have a decay of more than 0 and less than 1", self.decay)
 
     def update(self, average: "list[Tensor]", live: "list[Tensor]") -> None:
         """Update all tensors with one kernel."""

@@ -88,8 +88,17 @@ def keep(
         files.commit(sealed.encode("gallery", identity, asdict(record)), [path.name])
 
 
-def read(run: Run) -> Gallery | None:
-    """The images stored with a run; None if there are none."""
+def is_intact(run: Run, outputs: Outputs) -> bool:
+    """Whether the images of a finished run are stored, if there are any on which its members disagree."""
+    try:
+        stored = read(run, len(outputs.labels)) is not None
+    except DamagedError:
+        return False
+    return stored or "features" in run.data or not len(disputed(outputs, 1))
+
+
+def read(run: Run, examples: int | None = None) -> Gallery | None:
+    """The images stored with a run, which are some of its test `examples`; None if there are none."""
     if not any(durable.exists(run.path / name) for name in ("gallery.json", _FORMAT_1)):
         return None
     indices, names, path = _found(run)
@@ -98,6 +107,8 @@ def read(run: Run) -> Gallery | None:
         raise DamagedError(f"{path} must hold uint8 pixels (images, height, width, channels): remove it")
     if len(indices) != pixels.shape[0]:
         raise DamagedError(f"{path} must hold an image per index ({len(indices)}), got {pixels.shape[0]}: remove it")
+    if examples is not None and len(indices) and not 0 <= indices.min() <= indices.max() < examples:
+        raise DamagedError(f"{path} must show some of the {examples} test images, got image {indices.max()}: remove it")
     return Gallery(indices, pixels.read().numpy(), names)
 
 

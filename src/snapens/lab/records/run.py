@@ -94,8 +94,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are completed."""
-        return self.finish_event is not None
+        """Whether all steps are completed, and all snapshots still exist."""
+        return self.finish_event is not None and len(self.snapshots.steps) >= self.recipe.method.cycles
 
     @property
     def finish_event(self) -> dict[str, Any] | None:
@@ -156,8 +156,11 @@ class Run:
             durable.sweep(self.path, re.compile("|".join(_FILES)), _FILES)
 
     def state(self) -> State | None:
-        """The last state, or the previous one if the last is damaged; None before the first state."""
-        return self._states.load(self.identity)
+        """The last state, or the previous one if the last cannot be used; None before the first state.
+
+        A state cannot be used if it is damaged, or if snapshots that existed when it was saved are lost.
+        """
+        return self._states.load(self.identity, self.snapshots.identity["snapshots"] if self.identity else {})
 
     def add_outputs(
         self,
@@ -233,7 +236,10 @@ class Run:
         try:
             return self._sealed("recipe", _About)
         except (FileNotFoundError, NotADirectoryError):
-            raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: check the path") from None
+            remedy = "check the path"
+            if (self.path / "manifest.json").exists():
+                remedy = "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`"
+            raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: {remedy}") from None
 
     def _named(self) -> str:
         """The identity of the run, to write a file; the manifest is created if necessary."""
@@ -282,14 +288,18 @@ def runs_in(path: Path) -> list[Run]:
     return with_outputs or below or [run]
 
 
-def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
-    """Check that two runs, given with their test labels, were tested on the same images in the same order."""
+def same_data(run: Run, other: Run) -> bool:
+    """Whether two runs have the same classes and, where both describe them, the same test images."""
     (classes, images), (other_classes, other_images) = (
         (one.data.get("classes"), one.data.get("images", {}).get("test")) for one in (run, other)
     )
+    return classes == other_classes and (not images or not other_images or images == other_images)
+
+
+def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
+    """Check that two runs, given with their test labels, were tested on the same images in the same order."""
     # equal labels do not imply equal images: folders sorted by class often have equal labels
-    differ = classes != other_classes or (images and other_images and images != other_images)
-    if differ or not np.array_equal(labels, other_labels):
+    if not same_data(run, other) or not np.array_equal(labels, other_labels):
         raise MismatchError(
             f"runs must have been tested on the same images in the same order, but those of {run.path} and "
             f"{other.path} differ: choose runs of one data set"

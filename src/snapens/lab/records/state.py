@@ -57,21 +57,30 @@ class States:
             content = asdict(_Record(path.name, digest, state.completed, state.notes))
             self._files.commit(sealed.encode("state", run, content), [path.name])
 
-    def load(self, run: str | None) -> State | None:
-        """The last state, or the previous one if the last is damaged; None before the first state."""
+    def load(self, run: str | None, snapshots: Mapping[int, str]) -> State | None:
+        """The last state, or the previous one if the last cannot be used; None before the first state.
+
+        `snapshots` are those that exist, step -> name: a state that needs another one cannot be used.
+        """
         found = [path for path in (self._files.path, self._files.previous) if path and durable.exists(path)]
         for path in found:
             try:
-                return self._read(path, run)
+                return self._read(path, run, snapshots)
             except DamagedError as error:
                 if path == found[-1]:
                     raise
                 log.warning("%s; continuing from the previous state", error)
         return None
 
-    def _read(self, path: Path, run: str | None) -> State:
+    def _read(self, path: Path, run: str | None, snapshots: Mapping[int, str]) -> State:
         found = sealed.read(path, "state", _Record, run=run, format_1=_format_1)
         record, file = found.value, path.parent / found.value.file
+        needed = record.notes.get("ensembler", {}).get("store", {}).get("snapshots", {})
+        if lost := [step for step, name in needed.items() if snapshots.get(int(step)) != name]:
+            raise DamagedError(
+                f"{path} must belong to the snapshots in manifest.json, which lacks those of the steps "
+                f"{', '.join(lost)}: restore manifest.json, or train the run again in another folder"
+            )
         durable.check(file, record.digest, path.name)
         entries = tensorfile.entries(file, About(str(run or found.run), "state", record.completed))
         self._files.rest_on(found.content, [record.file])
