@@ -62,13 +62,13 @@ def look(path):
         found["state"] = state and (state.completed, contents(state.tensors))
         found["curves"], found["gallery"] = curves, images and (images.indices.tolist(), images.pixels.tobytes())
     for part in ("test", "held_out"):
-        if (path / "outputs" / f"{part}.json").exists() and run.snapshots.steps:
+        if durable.exists(path / "outputs" / f"{part}.json") and run.snapshots.steps:
             outputs = Outputs.load(path, part)
             found[part] = outputs.steps, outputs.log_probabilities.tobytes(), outputs.labels.tolist()
-    if (path / "combination.json").exists():
+    if durable.exists(path / "combination.json"):
         found["combination"] = Combination.load(path)
-    if (path / "report.html").exists():
-        found["report"] = (path / "report.html").read_text()
+    if durable.exists(path / "report.html"):
+        found["report"] = durable.contents(path / "report.html", 1 << 28)
     return found
 
 

@@ -8,13 +8,14 @@ import pytest
 from mutants import MUTANTS
 
 HERE = Path(__file__).parent
+SWEEPS = [HERE / f"test_{name}.py" for name in ("powercut", "bits", "hostile", "operations")]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_defect_is_found(name):
     """By the short forms of the sweeps; exit code 1 says that tests ran and failed."""
-    command = [sys.executable, HERE / "mutants.py", name, "-x", "--tb=line", "-p", "no:cacheprovider", f"{HERE}"]
+    command = [sys.executable, HERE / "mutants.py", name, "-x", "--tb=line", "-p", "no:cacheprovider", *SWEEPS]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     print(name, done.stdout.strip().splitlines()[-1])

@@ -262,5 +262,6 @@ class WriterLock:
 
 
 def _release(descriptor: int, held: tuple[int, Path], every: dict[tuple[int, Path], object]) -> None:
-    every.pop(held, None)  # first, because closing may report an error, and releases the lock all the same
-    os.close(descriptor)
+    every.pop(held, None)
+    with suppress(OSError):  # closing releases the lock even if the system reports an error
+        os.close(descriptor)
