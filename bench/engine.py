@@ -77,8 +77,8 @@ def main() -> None:
             theirs.append(seconds(loop_steps) / STEPS)
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     print(
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, small network, batch {recipe.budget.batch}: engine "
-        f"{1e3 * statistics.median(ours):.2f} ms per step, by hand {1e3 * statistics.median(theirs):.2f} ms, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}, small network, batch {recipe.budget.batch}: "
+        f"engine {1e3 * statistics.median(ours):.2f} ms per step, by hand {1e3 * statistics.median(theirs):.2f} ms, "
         f"ratio {ratio:.3f} (n = {TURNS} turns of {STEPS} steps)"
     )
 

@@ -1,4 +1,4 @@
-"""Four more lines in a plain loop: three spirals, five cycles, the error of each snapshot and of the ensemble."""
+"""A plain loop with four more lines: five cycles on three spirals, and the errors of snapshots and ensemble."""
 
 import torch
 from torch import nn

@@ -43,7 +43,7 @@ def test_the_last_m_members_have_equal_weights_and_no_exit():
         ({}, r"members must be at least one \(run, step\), or newest at least 1 instead, got members=\(\)"),
         ({"newest": 0}, "newest at least 1 instead, got .* newest=0"),
         ({"newest": 1, "members": ((RUN, 4),)}, "newest at least 1 instead"),
-        ({"members": ((RUN, 4), (RUN, 4))}, "members must be different, .*: use weights"),
+        ({"members": ((RUN, 4), (RUN, 4))}, "members must be distinct, .*: use weights"),
         ({"members": ((RUN, 0),)}, "a step of at least 1"),
         ({"members": (("", 4),)}, "the name of a run"),
         ({"newest": 2, "weights": (1.0,)}, r"weights must be 2 finite numbers .*, got \(1\.0,\)"),
@@ -62,14 +62,14 @@ def test_a_combination_that_breaks_a_rule_is_rejected(values, message):
 
 
 def test_a_combination_that_is_missing_altered_or_of_another_run_is_an_error_of_our_own(folder, tmp_path):
-    with pytest.raises(StoreError, match=r"holds no combination\.json: fit and save one first"):
+    with pytest.raises(StoreError, match=r"contains no combination\.json: fit and save a combination first"):
         Combination.load(folder)
     with pytest.raises(StoreError, match=r"must be a folder that holds manifest\.json"):
         Combination.last(2).save(tmp_path / "none")
     Combination.last(2).save(folder)
     content = (folder / "combination.json").read_bytes()
     (folder / "combination.json").write_bytes(content.replace(b'"newest": 2', b'"newest": 3'))
-    with pytest.raises(DamagedError, match=r"combination\.json must be what snapens wrote"):
+    with pytest.raises(DamagedError, match=r"combination\.json must be unaltered"):
         Combination.load(folder)
     other = Snapshots(tmp_path / "other")
     other.open_to_write()

@@ -99,7 +99,22 @@ def errors(rank, model, optimizer, path):
         rejected(ArgumentError, ensembler.ensemble, "got memory, which only rank 0 has")
 
 
-scenarios = {"plain": plain, "compiled": plain, "fresh": fresh, "errors": errors}
+def interrupted(rank, model, optimizer, path):
+    ensembler = SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "run")
+    train(model, ensembler, 1)
+    commit = ensembler.snapshots.commit
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    ensembler.snapshots.commit = interrupt  # only rank 0 commits
+    rejected(KeyboardInterrupt, ensembler.step, "")
+    ensembler.snapshots.commit = commit
+    assert ensembler.completed == 1
+    assert ensembler.step() == 2
+
+
+scenarios = {"plain": plain, "compiled": plain, "fresh": fresh, "errors": errors, "interrupted": interrupted}
 
 
 def test_two_ranks(tmp_path):

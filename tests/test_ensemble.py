@@ -560,7 +560,7 @@ class Uncopyable(nn.Linear):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda store, net: Ensemble(Snapshots(), net), "at least one, got Snapshots() with none"),
+        (lambda store, net: Ensemble(Snapshots(), net), "must not be empty, got Snapshots() without a snapshot"),
         (
             lambda store, net: Ensemble(store, net, activation="sigmoid"),
             "activation must be 'softmax', None or a callable",

@@ -1,5 +1,6 @@
 import copy
 import io
+import json
 import logging
 import math
 from pathlib import Path
@@ -632,7 +633,19 @@ def test_a_finished_checkpoint_with_other_cycles_loads_and_an_unfinished_one_is_
     state = SnapshotEnsembler(net, sgd(net), CyclicCosine(11, 3)).state_dict()
     state["schedule"] = "CyclicCosine(total_steps=11, cycles=3, …, snapshot_steps=(4, 8, 11))"
     ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(11, 3))
-    with pytest.raises(MismatchError, match="an earlier version began with cycles of unequal length with that version"):
+    with pytest.raises(MismatchError, match="cycles of unequal length, finish the run with that version"):
         ensembler.load_state_dict(state)
     ensembler.load_state_dict({**state, "completed": 11})
     assert ensembler.completed == 11
+
+
+def test_a_checkpoint_of_a_folder_store_survives_json(net, tmp_path):
+    ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(4, 2), store=tmp_path)
+    for _ in range(3):
+        ensembler.step()
+    state = json.loads(json.dumps(ensembler.state_dict()))
+    ensembler.close()
+    again = SnapshotEnsembler(net, sgd(net), CyclicCosine(4, 2), store=tmp_path, resume=True)
+    again.load_state_dict(state)
+    assert again.completed == 3
+    assert again.step() == 4

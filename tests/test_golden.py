@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from snapens import CyclicCosine, Ensemble, SnapshotEnsembler, Snapshots
-from snapens.errors import DamagedError
+from snapens.errors import DamagedError, StoreError
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.paper import ledger
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
+from snapens.outputs import Outputs
 
 FORMAT_1, FORMAT_2 = (Path(__file__).parent / "golden" / name for name in ("format1", "format2"))
 
@@ -59,7 +60,6 @@ def test_the_snapshots_of_a_loop_predict_what_they_predicted(golden):
 def test_a_checkpoint_of_a_loop_is_resumed_in_its_folder(tmp_path, golden):
     shutil.copytree(golden / "loop", tmp_path / "loop")
     state = json.loads((golden / "loop-checkpoint.json").read_text())
-    state["store"]["snapshots"] = {int(step): name for step, name in state["store"]["snapshots"].items()}
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ensembler = SnapshotEnsembler(model, optimizer, CyclicCosine(6, 3), store=tmp_path / "loop", resume=True)
@@ -118,3 +118,31 @@ def test_the_ledgers_entries_have_the_values_they_had():
     joint = found["densenet40-cifar100-single-x2-seeds0-1"]
     assert joint.runs == ("densenet40-cifar100-single-seed0", "densenet40-cifar100-single-seed1")
     assert joint.error_percent == 56.73
+
+
+def test_saving_outputs_into_a_folder_of_format_1_leaves_none_of_the_old_ones(tmp_path):
+    shutil.copytree(FORMAT_1 / "finished", tmp_path / "run")
+    run = Run(tmp_path / "run")
+    old = run.outputs()
+    Outputs(old.steps[-1:], old.log_probabilities[-1:, ::-1].copy(), old.labels[::-1].copy()).save(run.path, "test")
+    with pytest.raises(DamagedError, match="those of step 8 are missing: save the outputs of all members again"):
+        run.outputs()
+
+
+def test_a_resume_rewrites_outputs_of_format_1_so_that_each_belongs_to_its_snapshot(tmp_path):
+    shutil.copytree(FORMAT_1 / "interrupted", tmp_path / "run")
+    run = Run(tmp_path / "run")
+    before = run.outputs().log_probabilities
+    prepare([(run.recipe, run.path)], tiny.load, torch.device("cpu"), resume=True)
+    assert not (run.path / "outputs.safetensors").exists()
+    assert np.array_equal(run.outputs().log_probabilities, before)
+    (run.path / "outputs/test.json").unlink()
+    with pytest.raises(StoreError, match="contains no outputs of the part 'test'"):
+        run.outputs()
+
+
+def test_a_line_without_a_step_in_a_log_of_format_1_is_ignored(tmp_path):
+    shutil.copytree(FORMAT_1 / "finished", tmp_path / "run")
+    with open(tmp_path / "run/log.jsonl", "a") as file:
+        file.write('{"event": "snapshot", "outputs_sha256": "0"}\n')
+    assert len(Run(tmp_path / "run").outputs().steps) == len(Run(FORMAT_1 / "finished").outputs().steps)

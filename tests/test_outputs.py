@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
 from snapens.outputs import Outputs
-from snapens.storage import durable
+from snapens.storage import durable, parts
 
 LABELS = np.array([0, 1, 2, 0], np.int64)
 
@@ -44,7 +45,7 @@ def test_outputs_are_saved_and_loaded_by_part(folder):
     assert (content["kind"], content["examples"], content["classes"]) == ("outputs", 4, 3)
     snapshots = Snapshots(folder).identity["snapshots"]
     assert {member["step"]: member["snapshot"] for member in content["members"]} == snapshots
-    with pytest.raises(StoreError, match=r"holds no outputs of the part 'test': save some first"):
+    with pytest.raises(StoreError, match=r"contains no outputs of the part 'test': save some first"):
         Outputs.load(folder)
 
 
@@ -61,7 +62,7 @@ def test_saving_again_replaces_what_was_there(folder):
 
 def test_one_member_is_appended_and_the_others_are_not_written_again(folder):
     outputs(8).append(folder, "test")
-    with pytest.raises(DamagedError, match="those of step 4 are missing: restore them, resume the run, or save them"):
+    with pytest.raises(DamagedError, match="those of step 4 are missing: save the outputs of all members again"):
         Outputs.load(folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "outputs").glob("*.safetensors")}
     outputs(4).append(folder, "test")
@@ -117,7 +118,7 @@ def test_outputs_that_are_written_before_their_snapshot_are_not_read(tmp_path):
     store = Snapshots(tmp_path)
     store.open_to_write()
     outputs(4).append(tmp_path, "test", store.reserve(4))
-    with pytest.raises(StoreError, match="holds no snapshot yet: wait for the first minimum"):
+    with pytest.raises(StoreError, match="contains no snapshot yet: wait for the first minimum"):
         Outputs.load(tmp_path)
     store.commit(4, {"w": torch.ones(1)})
     assert Outputs.load(tmp_path).steps == (4,)
@@ -153,6 +154,7 @@ def test_every_file_of_a_part_is_checked(folder, name):
 def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, monkeypatch):
     outputs(4, 8).save(folder, "test")
     lock = durable.WriterLock(folder / "outputs/writer.lock")
+    monkeypatch.setattr(parts, "_LOCK_SECONDS", 0.0)
     with pytest.raises(LockedError):
         outputs(4, 8).save(folder, "test")
     lock.release()
@@ -164,3 +166,50 @@ def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, mon
     with pytest.raises(StoreError, match=r"outputs of the part 'other' could not be written .*no space left"):
         outputs(4, 8).save(folder, "other")
     assert Outputs.load(folder).steps == (4, 8)
+
+
+def test_a_damaged_index_is_an_error_and_no_file_is_removed(folder):
+    outputs(4, 8).save(folder, "test")
+    path = folder / "outputs/test.json"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = sorted((folder / "outputs").iterdir())
+    with pytest.raises(DamagedError, match=r"test\.json must be"):
+        outputs(8).append(folder, "test")
+    assert sorted((folder / "outputs").iterdir()) == before
+    outputs(4, 8).save(folder, "test")  # all of them, so nothing is lost
+    assert Outputs.load(folder).steps == (4, 8)
+
+
+def test_a_writer_waits_until_another_has_saved(folder):
+    outputs(4, 8).save(folder, "test")
+    held = durable.WriterLock(folder / "outputs" / "writer.lock")
+    waiting = threading.Thread(target=outputs(4, 8).save, args=(folder, "held_out"))
+    waiting.start()
+    assert not (folder / "outputs/held_out.json").exists()
+    held.release()
+    waiting.join(60)
+    assert Outputs.load(folder, "held_out").steps == (4, 8)
+
+
+def test_a_reader_reads_again_what_a_writer_replaced_meanwhile(folder, monkeypatch):
+    outputs(4, 8).save(folder, "test")
+    other = Outputs((4, 8), np.stack([rows(1), rows(2)]), LABELS)
+    member, replaced = parts.PartFolder.member, []
+
+    def late(self, step):
+        if not replaced:
+            replaced.append(True)
+            self._index  # read before the other process replaced it  # noqa: B018
+            other.save(folder, "test")
+        return member(self, step)
+
+    monkeypatch.setattr(parts.PartFolder, "member", late)
+    assert np.array_equal(Outputs.load(folder).log_probabilities, other.log_probabilities)
+
+
+def test_steps_are_ascending():
+    for steps in ((4, 4), (8, 4)):
+        with pytest.raises(ArgumentError, match="steps must be ascending"):
+            Outputs(steps, np.stack([rows(1), rows(2)]), LABELS)

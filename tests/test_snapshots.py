@@ -3,6 +3,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -255,7 +257,7 @@ def test_a_reader_sees_each_commit(folder):
 
 
 def test_a_reader_cannot_write(folder):
-    with pytest.raises(StoreError, match="open to read only"):
+    with pytest.raises(StoreError, match="open for reading only"):
         Snapshots(folder.path).commit(4, state(1))
 
 
@@ -265,7 +267,7 @@ def test_a_reader_cannot_write(folder):
 def test_a_folder_with_snapshots_is_rejected_unless_resumed(folder):
     folder.commit(4, state(1))
     folder.close()
-    with pytest.raises(StoreError, match=r"holds those of steps 4: choose another, or resume=True"):
+    with pytest.raises(StoreError, match=r"holds those of steps 4: choose another, or pass resume=True"):
         Snapshots(folder.path).open_to_write()
     again = Snapshots(folder.path)
     again.open_to_write(resume=True)
@@ -299,11 +301,11 @@ def test_a_second_writer_in_another_process_is_rejected_and_the_first_named(fold
         f"LockedError: store must have one writer, but {folder.path} is being written by process {os.getpid()}"
         in done.stderr
     )
-    assert done.stderr.endswith("wait for its end or choose another folder\n")
+    assert done.stderr.endswith("wait until it ends or choose another folder\n")
     alone = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1); "
     under_ddp = [sys.executable, "-c", alone + OTHER, str(folder.path)]
     done = subprocess.run(under_ddp, capture_output=True, text=True, check=False)
-    assert done.stderr.endswith("wait for its end or choose another folder; under DDP pass the wrapped model\n")
+    assert done.stderr.endswith("wait until it ends or choose another folder; under DDP pass the wrapped model\n")
 
 
 def test_a_forked_worker_does_not_keep_the_lock_alive(tmp_path):
@@ -367,6 +369,118 @@ def test_a_manifest_that_another_process_replaced_is_not_overwritten(folder):
     assert (folder.path / "manifest.json").read_bytes() == other
 
 
+def test_a_manifest_that_another_process_replaces_during_a_commit_is_not_overwritten(folder, monkeypatch):
+    folder.commit(4, state(1))
+    other, stream = manifest.Manifest().encode(folder.identity["run"]), tensorfile.stream
+
+    def slow(*args):
+        (folder.path / "manifest.json").write_bytes(other)
+        return stream(*args)
+
+    monkeypatch.setattr(tensorfile, "stream", slow)
+    with pytest.raises(StoreError, match="one writer, but another process changed"):
+        folder.commit(8, state(2))
+    assert (folder.path / "manifest.json").read_bytes() == other
+
+
+def test_a_second_writer_is_rejected_while_the_first_is_still_opening(tmp_path, monkeypatch):
+    path, lockf = tmp_path / "writer.lock", durable.fcntl.lockf
+
+    def second(*args):  # as another thread of the process would
+        with pytest.raises(LockedError, match="this process"):
+            durable.WriterLock(path)
+        lockf(*args)
+
+    monkeypatch.setattr(durable.fcntl, "lockf", second)
+    lock = durable.WriterLock(path)
+    monkeypatch.undo()
+    lock.release()
+    durable.WriterLock(path).release()
+
+
+def test_a_lock_file_that_was_removed_is_made_and_locked_again_before_a_commit(folder):
+    (folder.path / "writer.lock").unlink()
+    folder.commit(4, state(1))
+    done = subprocess.run([sys.executable, "-c", OTHER, str(folder.path)], capture_output=True, text=True, check=False)
+    assert "LockedError" in done.stderr
+
+
+def test_a_commit_is_rejected_if_another_process_locked_the_file_that_replaced_the_lock(folder):
+    (folder.path / "writer.lock").unlink()
+    code = f"{OTHER}; print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    code = code.replace("Snapshots(sys.argv[1]).open", "store = Snapshots(sys.argv[1]); store.open")
+    with subprocess.Popen([sys.executable, "-c", code, str(folder.path)], **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(LockedError, match=f"is being written by process {other.pid}"):
+            folder.commit(4, state(1))
+        other.stdin.close()
+    folder.commit(4, state(1))
+
+
+@pytest.mark.parametrize("name", ["writer.lock", "snapshots"])
+def test_a_symbolic_link_that_leads_out_of_a_run_folder_is_rejected_and_not_written_through(tmp_path, name):
+    outside = tmp_path / "outside"
+    if name == "snapshots":
+        outside.mkdir()
+        (outside / "step-000000004-0123456789ab.safetensors").write_bytes(b"mine")
+    else:
+        outside.write_bytes(b"mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(outside)
+    with pytest.raises(StoreError, match=rf"{name} must be a (regular file|folder), got a symbolic link"):
+        Snapshots(tmp_path / "run").open_to_write()
+    mine = outside / "step-000000004-0123456789ab.safetensors" if name == "snapshots" else outside
+    assert mine.read_bytes() == b"mine"
+    (tmp_path / "run" / name).unlink()
+    Snapshots(tmp_path / "run").open_to_write()
+
+
+def test_the_run_folder_itself_may_be_a_symbolic_link(tmp_path):
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "run").symlink_to("large disk")
+    store = Snapshots(tmp_path / "run")
+    store.open_to_write()
+    store.commit(4, state(1))
+    assert Snapshots(tmp_path / "large disk").steps == (4,)
+
+
+def test_a_fifo_in_place_of_the_lock_is_rejected_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "writer.lock")
+    with pytest.raises(DamagedError, match=r"writer\.lock must be a regular file"):
+        Snapshots(tmp_path).open_to_write()
+
+
+def test_a_manifest_that_the_disk_cannot_find_is_not_replaced_by_an_empty_one(folder, monkeypatch):
+    folder.close()
+    found = Path.stat
+
+    def broken(path, **options):
+        if path.name == "manifest.json":
+            raise OSError(errno.EIO, "Input/output error")
+        return found(path, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    before = (folder.path / "manifest.json").read_bytes()
+    with pytest.raises(StoreError, match=r"manifest\.json could not be read .*Input/output error") as caught:
+        Snapshots(folder.path).open_to_write()
+    assert not isinstance(caught.value, DamagedError)
+    assert (folder.path / "manifest.json").read_bytes() == before
+
+
+def test_a_new_run_folder_and_its_new_parents_are_synced_into_the_folder_around_them(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def noting(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    Snapshots(tmp_path / "runs/a").open_to_write()
+    around = [path.stat().st_ino for path in (tmp_path, tmp_path / "runs", tmp_path / "runs/a")]
+    assert synced[:3] == around
+
+
 def test_a_store_opened_by_hand_is_rejected_like_a_folder_unless_resumed(store):
     store.commit(4, state(1))
     with pytest.raises(StoreError, match="without snapshots"):
@@ -391,7 +505,7 @@ def test_a_file_is_no_folder_of_snapshots(tmp_path):
 
 def test_steps_only_rise(store):
     store.commit(4, state(1))
-    with pytest.raises(ArgumentError, match="step must be greater than 4, the last one committed, got 4"):
+    with pytest.raises(ArgumentError, match="step must be greater than 4, the last committed step, got 4"):
         store.commit(4, state(2))
     with pytest.raises(ArgumentError, match=r"step must be one of \(4,\), got 5"):
         store.load(5)
@@ -472,7 +586,7 @@ def test_a_snapshot_with_one_bit_changed_is_rejected(folder):
 
 
 def test_a_snapshot_that_is_gone_is_named(folder):
-    assert "is named in the manifest, but it is missing: restore the file" in str(damaged(folder, Path.unlink).value)
+    assert "is listed in the manifest, but it is missing: restore the file" in str(damaged(folder, Path.unlink).value)
 
 
 def test_a_snapshot_that_the_disk_cannot_read_is_not_said_to_be_damaged(folder, monkeypatch):
@@ -504,7 +618,7 @@ def test_a_tensor_that_no_snapshot_holds_is_rejected(folder, place):
     records = manifest.read(folder.path).value.snapshots
     altered = manifest.Manifest((records[0], replace(records[1], digest=digest)))
     (folder.path / "manifest.json").write_bytes(altered.encode(run))
-    with pytest.raises(DamagedError, match=f"step 8 needs '{key}' of {file}, which no snapshot holds: restore the fo"):
+    with pytest.raises(DamagedError, match=f"step 8 needs '{key}' of {file}, which is missing: restore the folder"):
         Snapshots(folder.path).load(8)
 
 
@@ -556,7 +670,7 @@ print(Snapshots(sys.argv[1]).steps)
     message, left, after = done.stdout.strip().splitlines()
     assert "the snapshot of step 8 could not be written" in message
     assert "File too large" in message
-    assert "the earlier ones are intact: make room" in message
+    assert "the earlier ones are intact: free disk space" in message
     assert left == "1 1000.0"
     assert after == "(4, 8)"
 
@@ -579,7 +693,7 @@ def test_what_a_failed_commit_left_is_removed_before_the_next_is_written(folder,
 @pytest.mark.parametrize(
     ("lost", "remedy"),
     [
-        (["manifest.json"], "copy manifest.previous.json, the one before, to it"),
+        (["manifest.json"], "copy manifest.previous.json to manifest.json"),
         (["manifest.json", "manifest.previous.json"], "restore it"),
     ],
 )
@@ -591,7 +705,7 @@ def test_a_lost_manifest_is_not_begun_anew(folder, lost, remedy, resume):
         (folder.path / name).unlink()
     with pytest.raises(DamagedError) as caught:
         Snapshots(folder.path).open_to_write(resume)
-    assert f"must hold manifest.json beside the snapshots that are there, got none: {remedy}, or" in str(caught.value)
+    assert f"contains snapshots, but manifest.json is missing: {remedy}, or" in str(caught.value)
     assert not (folder.path / "manifest.json").exists()
     assert len(list((folder.path / "snapshots").iterdir())) == 1
 
@@ -690,3 +804,53 @@ def test_weights_that_a_state_dict_gives_twice_are_stored_once():
     found = snapshots.entries(4)
     assert found["0.weight"] is found["1.weight"]
     assert found["0.bias"] is not found["1.bias"]
+
+
+def test_weights_that_another_thread_changes_are_committed_as_they_were_checked(store):
+    """A NaN that comes and goes is either rejected or not in the file."""
+    weight, stop = torch.ones(1 << 16), threading.Event()
+
+    def toggle():
+        while not stop.is_set():
+            weight.fill_(float("nan"))
+            weight.fill_(1.0)
+
+    thread = threading.Thread(target=toggle)
+    thread.start()
+    try:
+        for step in range(1, 40):
+            with suppress(NonFiniteError):
+                store.commit(step, {"w": weight})
+    finally:
+        stop.set()
+        thread.join()
+    weight.fill_(1.0)
+    store.commit(40, {"w": weight})
+    assert all(store.load(step)["w"].isfinite().all() for step in store.steps)
+
+
+def test_a_manifest_that_another_writer_changed_during_a_commit_is_not_overwritten(folder, monkeypatch):
+    folder.commit(2, state(1))
+    path, stream = folder.path / "manifest.json", tensorfile.stream
+
+    def meanwhile(*arguments):
+        digest = stream(*arguments)
+        path.write_bytes(manifest.Manifest().encode(folder.identity["run"]))
+        return digest
+
+    monkeypatch.setattr(tensorfile, "stream", meanwhile)
+    with pytest.raises(StoreError, match=r"store must have one writer, but another process changed .*manifest\.json"):
+        folder.commit(4, state(2))
+    assert path.read_bytes() == manifest.Manifest().encode(folder.identity["run"])
+
+
+def test_a_conjugate_view_is_stored_as_its_values(store):
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    store.commit(1, {"w": values.conj()})
+    assert torch.equal(store.load(1)["w"], torch.tensor([1 - 2j, 3 + 1j]))
+
+
+def test_the_name_that_the_format_reserves_is_rejected(folder):
+    with pytest.raises(ArgumentError, match="must not be named '__metadata__'"):
+        folder.commit(1, {"__metadata__": torch.ones(1)})
+    assert folder.steps == ()

@@ -1,4 +1,4 @@
-"""How batches become the arguments of a model, and how its outputs become scores."""
+"""Convert batches to the arguments of a model, and its outputs to scores."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -48,7 +48,7 @@ def first(batch: Any) -> Any:
 
 
 def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments for a model, on the device: a mapping gives keywords, a plain or named tuple several arguments."""
+    """The arguments for a model, on the device: a mapping gives keyword arguments, a plain or named tuple several."""
     inputs = _moved(inputs, device)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)

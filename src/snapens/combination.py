@@ -1,4 +1,4 @@
-"""Combination: how members become one prediction."""
+"""Combination: how members are combined into one prediction."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from .storage import durable, manifest, sealed
 class Combination:
     """Which members are averaged, with which weights, at which temperature, and when a prediction may stop early.
 
-    - `members`: (run, step) of each snapshot; or, instead, `newest`: the number of the last members of a run.
+    - `members`: (run, step) of each snapshot; or, instead, `newest`: use this many of the last members of a run.
     - `weights`: one per member, in the same order (with `newest`, oldest first); empty for equal weights.
     - `temperature`: the pooled log-probabilities are divided by it.
     - `exit_threshold`: the confidence at which no further member is evaluated; None evaluates all of them.
@@ -32,6 +32,8 @@ class Combination:
     newest: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple((str(run), int(step)) for run, step in self.members))
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
         count = len(self.members) if self.newest is None else self.newest
         if (self.newest is not None and self.members) or count < 1:
             raise ArgumentError(
@@ -39,7 +41,7 @@ class Combination:
                 f"got members={self.members} and newest={self.newest}"
             )
         if len(set(self.members)) != len(self.members):
-            raise ArgumentError(f"members must be different, got {self.members}: use weights")
+            raise ArgumentError(f"members must be distinct, got {self.members}: use weights")
         if any(not run or step < 1 for run, step in self.members):
             raise ArgumentError(f"members must have the name of a run and a step of at least 1, got {self.members}")
         if self.weights and (
@@ -61,7 +63,7 @@ class Combination:
         return cls(newest=m)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Keep it as `combination.json` in a run folder."""
+        """Save it as `combination.json` in a run folder."""
         path = Path(folder) / "combination.json"
         content = sealed.encode("combination", str(manifest.read(Path(folder)).run), asdict(self))
         durable.write(path, content)
@@ -73,4 +75,4 @@ class Combination:
         try:
             return sealed.read(path, "combination", cls, run=run).value
         except FileNotFoundError as error:
-            raise StoreError(f"{folder} holds no combination.json: fit and save one first") from error
+            raise StoreError(f"{folder} contains no combination.json: fit and save a combination first") from error

@@ -21,8 +21,8 @@ class Ensemble(nn.Module):
 
     `model` is any instance of the architecture; it is copied and never changed. `activation` ("softmax",
     None, or any callable of a tensor) turns scores into probabilities along `dim`. They are averaged in
-    float32 or wider, with `weights` (one per snapshot, oldest first) if they are given. `steps` chooses
-    snapshots, by default all that exist now.
+    float32 or wider, with `weights` (one per snapshot, oldest first) if they are given. `steps` selects
+    snapshots; the default is all that exist now.
 
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
     to an input that requires them. Otherwise members are streamed through one replica, which needs the
@@ -65,10 +65,10 @@ class Ensemble(nn.Module):
         self._steps = sorted(chosen, reverse=True)  # newest first, like all lists here
         if not self._steps:
             raise ArgumentError(
-                f"snapshots must hold at least one, got {snapshots} with none: train to the end of a cycle"
+                f"snapshots must not be empty, got {snapshots} without a snapshot: train to the end of a cycle"
             )
         self._weights = _checked_weights(weights, len(self._steps))
-        self._entries: list[Mapping[str, Entry]] = []  # the tensors of each member that was needed so far
+        self._entries: list[Mapping[str, Entry]] = []  # the tensors of each member that was used so far
         self._replicas = nn.ModuleList([_copied(model, device)])
         self._loaded: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
         self.last = len(self._steps) if last is None else last
@@ -127,8 +127,8 @@ class Ensemble(nn.Module):
         A batch that is a tensor is the argument of the model, and a mapping is its keyword arguments. The first
         element of a tuple, named tuple or list is the input. `inputs` selects another input from a batch; if it
         is a plain or named tuple, it is several arguments. The loader is read once per member and must keep its
-        order. `progress` is called after every batch with the number of batches read and the number of all
-        batches (None if unknown).
+        order. `progress` is called after every batch with the number of batches read and the total number
+        of batches (None if unknown).
         """
         total: list[Any] = []
         for outputs in self._passes(loader, inputs, progress, weighted=True):
@@ -143,7 +143,7 @@ class Ensemble(nn.Module):
         return each(lambda *newest_first: torch.stack(newest_first[::-1]), *members)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode, whatever `mode` is."""
+        """Stay in evaluation mode; `mode` is ignored."""
         return super().train(False)
 
     def __repr__(self) -> str:

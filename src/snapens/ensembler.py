@@ -84,7 +84,7 @@ class SnapshotEnsembler:
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._completed = 0
         self._group = next((w.process_group for w in layers(model) if isinstance(w, DistributedDataParallel)), None)
-        check_finite(tensors(self._kept), step=0)  # now rather than at the end of the first cycle
+        check_finite(tensors(self._kept), step=0)  # now, not only at the end of the first cycle
         self._rates = Rates(optimizer, schedule) if drive_lr else None
         self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
         self._unloaded = bool(self._identity["snapshots"])
@@ -132,7 +132,7 @@ class SnapshotEnsembler:
         return Ensemble(self.snapshots, self._kept, **{"steps": list(self._identity["snapshots"]), **options})
 
     def close(self) -> None:
-        """Release the folder for another writer, as the last snapshot and the end of the process do."""
+        """Release the folder to other writers; the last snapshot and the end of the process do this too."""
         self.snapshots.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,11 +153,11 @@ class SnapshotEnsembler:
         if not {"completed", "schedule", "store", "held"} <= state.keys():
             raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
         saved, own = state["schedule"], _description(self.schedule)
-        finished = state["completed"] == self.schedule.total_steps  # then it no longer matters where cycles ended
+        finished = state["completed"] == self.schedule.total_steps  # then the ends of the cycles no longer matter
         if not finished and saved not in (own, repr(self.schedule)):  # format 1 stored the repr
             raise MismatchError(
-                f"schedule must be that of the checkpoint, {saved}, got {own}: use that schedule; finish a run that an "
-                "earlier version began with cycles of unequal length with that version"
+                f"schedule must be that of the checkpoint, {saved}, got {own}: use that schedule; if an earlier "
+                "version began the run with cycles of unequal length, finish the run with that version"
             )
         self._on_rank_0(lambda: self._restore(state))
         self._completed, self._unloaded = state["completed"], False
@@ -172,7 +172,8 @@ class SnapshotEnsembler:
             store.rewind(0)
             for step, held in state["held"].items():
                 store.commit(step, held)
-        elif lost := dict(kept["snapshots"].items() - store.identity["snapshots"].items()):
+        saved = {int(step): name for step, name in kept["snapshots"].items()}  # JSON makes strings of the steps
+        if store.path is not None and (lost := dict(saved.items() - store.identity["snapshots"].items())):
             raise MismatchError(
                 f"store must hold the checkpoint's snapshots, but {store} lost or replaced {sorted(lost)}: "
                 "restore the folder, or resume from the checkpoint that was used last"
@@ -198,13 +199,13 @@ class SnapshotEnsembler:
         return 0 if self._group is None else dist.get_rank(self._group)
 
     def _on_rank_0(self, action: Callable[[], object]) -> None:
-        """Act on the store and note its identity. Under DDP only rank 0 acts, and all ranks share the outcome."""
+        """Call `action` and update the store's identity. Under DDP rank 0 calls it, and all ranks get the result."""
         outcome: list[Any] = [None, None]
         if self._rank == 0:
             try:
                 action()
                 outcome = [self.snapshots.identity, None]
-            except Exception as error:
+            except BaseException as error:  # an interrupt too: the other ranks must not wait for what does not come
                 if self._group is None:
                     raise
                 outcome = [None, error]

@@ -12,7 +12,7 @@ class ArgumentError(SnapensError, ValueError):
 
 
 class StoreError(SnapensError):
-    """A folder of snapshots cannot be read or written; what it held before is intact."""
+    """A folder of snapshots cannot be read or written; its earlier content is intact."""
 
 
 class LockedError(StoreError):
@@ -36,7 +36,7 @@ class FinishedError(SnapensError):
 
 
 class MissingPackageError(SnapensError):
-    """A package that is needed is not installed; the message says how to install it."""
+    """A required package is not installed; the message says how to install it."""
 
 
 class DataError(SnapensError):

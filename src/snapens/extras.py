@@ -10,7 +10,7 @@ _CLONE = Path(__file__).parents[2]
 
 
 def package(module: str, extra: str) -> Any:
-    """Import a module of a package that belongs to one of our extras."""
+    """Import a module of an optional package, which belongs to an extra of snapens."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Metrics: how good predictions are, computed in float64.
+"""Metrics: the quality of predictions, computed in float64.
 
 Probabilities are arrays or tensors of (…, examples, classes): (examples, classes) gives one number,
 (members, examples, classes) one per member. Labels are (examples,) class indices. Errors are fractions, not percent.
@@ -26,7 +26,9 @@ def error(probabilities: ArrayLike, labels: ArrayLike) -> Any:
 
 
 def nll(probabilities: ArrayLike, labels: ArrayLike) -> Any:
-    """The mean negative log-likelihood of the labels, in nats; a probability of 0 counts as the least normal float32.
+    """The mean negative log-likelihood of the labels, in nats.
+
+    Probabilities are clipped to at least the smallest normal float32 number.
 
     Examples:
         >>> round(float(nll([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
@@ -36,7 +38,7 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> Any:
 
 
 def surprise(p: Floats) -> Floats:
-    """−log p, in nats, of each probability; 0 counts as the least normal float32.
+    """−log p, in nats, of each probability, clipped to at least the smallest normal float32 number.
 
     Examples:
         >>> surprise(np.array([1.0, 0.5])).round(4) + 0
@@ -58,7 +60,7 @@ def brier(probabilities: ArrayLike, labels: ArrayLike) -> Any:
 
 
 def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> Any:
-    """The expected calibration error: |accuracy − confidence| in equal bins of confidence, weighted by their examples.
+    """The expected calibration error: |accuracy − confidence| in bins of equal width, weighted by their examples.
 
     Examples:
         >>> round(float(ece([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1])), 4)
@@ -69,7 +71,7 @@ def ece(probabilities: ArrayLike, labels: ArrayLike, bins: int = 15) -> Any:
 
 
 def calibration_error(confidence: Floats, right: NDArray[np.bool_], bins: int = 15) -> Any:
-    """What `ece` computes, from the confidence (…, examples) and from whether each choice is right (…, examples).
+    """Like `ece`, from the confidence (…, examples) and whether each prediction is right (…, examples).
 
     Examples:
         >>> round(float(calibration_error(np.array([0.9, 0.6]), np.array([True, False]))), 4)
@@ -94,7 +96,7 @@ def confidence_bins(confidence: Floats, bins: int = 15) -> NDArray[np.int64]:
 
 
 def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: float) -> Any:
-    """The accuracy on the most confident share of the examples (at least one); ties are taken in order.
+    """The accuracy on the most confident share of the examples (at least one); ties are broken by order.
 
     Examples:
         >>> float(accuracy_at_coverage([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1], coverage=0.5))
@@ -111,7 +113,7 @@ def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: 
 def correlation(members: ArrayLike) -> Floats:
     """(members, members): the Pearson correlation of two members' softmax over examples × classes (Figure 6).
 
-    It is 0 with a member that gives every class of every example the same probability.
+    It is 0 for a member that gives every class of every example the same probability.
 
     Examples:
         >>> correlation([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]]).round(4)
@@ -122,9 +124,9 @@ def correlation(members: ArrayLike) -> Floats:
 
 
 def comoments(p: Floats) -> Floats:
-    """(members + 1, members + 1): products, sums and the count that a correlation follows from.
+    """(members + 1, members + 1): the products, sums and count that determine a correlation.
 
-    Those of several blocks of examples add up to those of all examples.
+    The results for several blocks of examples add up to the result for all examples.
     """
     rows = p.reshape(len(p), -1) - 1 / p.shape[-1]  # near the mean, so that differences of products keep their digits
     products: Floats = np.zeros((len(p) + 1, len(p) + 1))
@@ -135,7 +137,7 @@ def comoments(p: Floats) -> Floats:
 
 
 def correlation_from(comoments: Floats) -> Floats:
-    """(members, members): the correlation of what `comoments` was computed from."""
+    """(members, members): the correlation, from the result of `comoments`."""
     sums, count = comoments[-1, :-1], comoments[-1, -1]
     covariance = (comoments[:-1, :-1] - np.outer(sums, sums) / count) / count
     variance = np.diag(covariance)
@@ -148,7 +150,7 @@ def correlation_from(comoments: Floats) -> Floats:
 
 
 def disagreement(members: ArrayLike) -> Floats:
-    """(members, members): the share of examples on which two members choose different classes.
+    """(members, members): the share of examples for which two members predict different classes.
 
     Examples:
         >>> disagreement([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.4, 0.6]]])
@@ -159,7 +161,7 @@ def disagreement(members: ArrayLike) -> Floats:
 
 
 def share_that_differs(choices: NDArray[np.int64]) -> Floats:
-    """(members, members): what `disagreement` computes, from the classes chosen, (members, examples).
+    """(members, members): like `disagreement`, from the predicted classes (members, examples).
 
     Examples:
         >>> share_that_differs(np.array([[0, 0], [0, 1]]))

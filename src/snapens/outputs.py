@@ -1,4 +1,4 @@
-"""Outputs: what the members of a run predicted for one part of the data."""
+"""Outputs: the predictions of the members of a run for one part of the data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .errors import ArgumentError, DamagedError
 class Outputs:
     """Log-probabilities (members, examples, classes) in float16, oldest member first, with the labels (examples,).
 
-    A run folder keeps them by part: the lab writes "test" and "held_out"; a part may have any plain name.
+    A run folder stores them by part: the lab writes "test" and "held_out"; other plain names are possible.
 
     Examples:
         >>> outputs = Outputs((4, 8), np.log([[[0.9, 0.1]], [[0.4, 0.6]]]).astype(np.float16), np.array([0]))
@@ -31,6 +31,8 @@ class Outputs:
 
     def __post_init__(self) -> None:
         found, labels = self.log_probabilities, self.labels
+        if list(self.steps) != sorted(set(self.steps)):
+            raise ArgumentError(f"steps must be ascending, got {self.steps}")
         if found.dtype != np.float16 or found.ndim != 3 or 0 in found.shape or len(found) != len(self.steps):
             raise ArgumentError(
                 f"log_probabilities must be float16 of shape ({len(self.steps)} steps, examples, classes), "
@@ -51,28 +53,31 @@ class Outputs:
 
     @classmethod
     def load(cls, folder: str | PathLike[str], part: str = "test") -> "Outputs":
-        """What a run folder keeps for a part, for the members of its manifest and only them."""
-        from .storage import parts  # files of tensors need torch, numbers do not
+        """Read a part from a run folder, for exactly the members in its manifest."""
+        from .storage import parts  # tensor files need torch, metrics do not
 
         steps, found, labels = parts.load(Path(folder), part)
         try:
             return cls(steps, found, labels)
         except ArgumentError as error:  # format 1 had no checksum of its own
-            raise DamagedError(
-                f"{folder} must hold outputs as snapens wrote them, got {error}: restore them"
-            ) from error
+            raise DamagedError(f"{folder} must contain unaltered outputs, got {error}: restore them") from error
 
     def save(self, folder: str | PathLike[str], part: str) -> None:
-        """Keep these outputs, and no others, as a part of a run folder that holds their snapshots."""
+        """Store these outputs as a part of the run folder with their snapshots, and replace that part if it exists."""
         self._save(Path(folder), part, {}, replace=True)
 
-    def append(self, folder: str | PathLike[str], part: str, snapshot: str | None = None) -> None:
-        """Add one member to a part; `snapshot` is the name of its snapshot if that is committed afterwards."""
+    def append(
+        self, folder: str | PathLike[str], part: str, snapshot: str | None = None, *, replace: bool = False
+    ) -> None:
+        """Add one member to a part, or `replace` all others by it.
+
+        `snapshot` is the name of its snapshot if that is committed afterwards.
+        """
         if len(self.steps) != 1:
             raise ArgumentError(
                 f"outputs must be those of one member to be appended, got {len(self.steps)}: use save()"
             )
-        self._save(Path(folder), part, {self.steps[0]: snapshot} if snapshot else {}, replace=False)
+        self._save(Path(folder), part, {self.steps[0]: snapshot} if snapshot else {}, replace=replace)
 
     def _save(self, folder: Path, part: str, names: dict[int, str], replace: bool) -> None:
         from .storage import parts
@@ -85,14 +90,14 @@ class Outputs:
 
     @cached_property
     def probabilities(self) -> NDArray[np.float64]:
-        """(members, examples, classes), oldest member first, each row adding up to 1."""
+        """(members, examples, classes), oldest member first, each row with the sum 1."""
         found: NDArray[np.float64] = np.exp(self.log_probabilities.astype(np.float64))
         found /= found.sum(-1, keepdims=True)
         return found
 
     @property
     def member_errors(self) -> list[float]:
-        """The error of each member alone, a fraction, oldest first."""
+        """The error of each member alone, as a fraction, oldest first."""
         return metrics.error(self.probabilities, self.labels).tolist()  # type: ignore[no-any-return]
 
     @property

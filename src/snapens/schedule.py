@@ -12,14 +12,14 @@ class Schedule(ABC):
     """A factor for every step, and the steps after which a snapshot is taken.
 
     `schedule(step)` is the factor for the step that follows `step` completed ones.
-    A schedule of your own derives from this class and has the two attributes and two methods below; make it a
-    frozen dataclass, so that a checkpoint can compare its fields.
+    To write your own schedule, derive from this class and define the two attributes and the two abstract methods; make
+    it a frozen dataclass, so that a checkpoint can compare its fields.
     """
 
     total_steps: int
-    """T: how many optimizer steps there are."""
+    """T: the number of optimizer steps."""
     snapshot_steps: tuple[int, ...]
-    """Take a snapshot when this many steps are completed; ascending, the last is `total_steps`."""
+    """The numbers of completed steps after which a snapshot is taken; ascending, the last is `total_steps`."""
 
     @abstractmethod
     def __call__(self, step: int) -> float:
@@ -31,7 +31,7 @@ class Schedule(ABC):
         """The steps that begin a new cycle, except for the first cycle."""
 
     def table(self, lr: float = 1.0) -> str:
-        """What will happen, one line per snapshot: its first and last step, and the rates of these steps."""
+        """A preview with one line per snapshot: its first and last step, and the rates of these steps."""
         lines = [f"{'snapshot':>8} {'first step':>10} {'its rate':>10} {'last step':>10} {'its rate':>10}"]
         for k, end in enumerate(self.snapshot_steps):
             first, last = self.snapshot_steps[k - 1] if k else 0, end - 1
@@ -87,7 +87,7 @@ class CyclicCosine(Schedule):
             return self.min_factor
         # 3. eq. 2 counts t from 1; step counts from 0
         steps, done = self.total_steps - self.warmup_steps, step - self.warmup_steps
-        cycle = ((done + 1) * self.cycles - 1) // steps  # the first that ends after this step
+        cycle = ((done + 1) * self.cycles - 1) // steps  # the first cycle that ends after this step
         begin, end = cycle * steps // self.cycles, (cycle + 1) * steps // self.cycles
         cosine = (math.cos(math.pi * (done - begin) / (end - begin)) + 1) / 2
         return self.min_factor + (1 - self.min_factor) * cosine
@@ -97,7 +97,7 @@ class CyclicCosine(Schedule):
 class StepDecay(Schedule):
     """The standard schedule: the factor is multiplied by `gamma` at each milestone (a share of T).
 
-    `snapshots` of them, spaced as `CyclicCosine` spaces its cycles, make the paper's NoCycle ensemble.
+    Its `snapshots` snapshots, spaced as the cycles of `CyclicCosine`, form the paper's NoCycle ensemble.
 
     Examples:
         >>> schedule = StepDecay(total_steps=100, snapshots=5)
@@ -129,7 +129,7 @@ class StepDecay(Schedule):
 
     @property
     def restart_steps(self) -> tuple[int, ...]:
-        """None: the rate never rises again."""
+        """Empty: the rate never rises again."""
         return ()
 
     def __call__(self, step: int) -> float:
@@ -141,7 +141,7 @@ class StepDecay(Schedule):
 
 
 def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int) -> tuple[int, ...]:
-    """The completed steps that end each of `count` cycles of equal length, up to one step, after the warm-up."""
+    """The completed steps at the end of each of `count` cycles after the warm-up; lengths differ by at most one."""
     for argument, value, least in (
         ("total_steps", total_steps, 1),
         (name, count, 1),
@@ -152,7 +152,7 @@ def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int) -> t
     if steps < count:
         remedy = f" or {name}={steps}" if steps > 0 else ""
         raise ArgumentError(
-            f"total_steps must hold at least one step for each of {name}={count} after warmup_steps={warmup_steps}, "
+            f"total_steps must have at least one step for each of {name}={count} after warmup_steps={warmup_steps}, "
             f"got {total_steps}: use total_steps={warmup_steps + count}{remedy}"
         )
     return tuple(warmup_steps + (k + 1) * steps // count for k in range(count))

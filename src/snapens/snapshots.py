@@ -20,10 +20,10 @@ from .storage.tensorfile import Spec, in_file_order
 class Snapshots:
     """The snapshots of one run, keyed by completed step.
 
-    Without a path they are held in memory, on the CPU; with one they lie in that folder, and reading
-    them needs neither the training process nor a lock. Floating-point tensors wider than `dtype`
-    (for example `torch.bfloat16`) are stored in it; without one, as they are. A tensor whose content
-    equals that of the snapshot before, such as a frozen one, is stored once.
+    Without a path they are stored in memory, on the CPU. With a path they are stored in that folder, and
+    reading them needs neither the training process nor a lock. With a `dtype` (for example
+    `torch.bfloat16`), wider floating-point tensors are converted to it. A tensor with the same content as
+    in the previous snapshot, such as a frozen tensor, is stored once.
 
     Examples:
         >>> snapshots = Snapshots()
@@ -39,7 +39,7 @@ class Snapshots:
             raise ArgumentError(f"dtype must be a floating-point type such as torch.bfloat16, got {dtype}")
         if path is not None and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]", fspath(path)):  # C:/ is not a URL
             raise ArgumentError(f"path must be a local folder, got the URL {fspath(path)!r}: choose a local folder")
-        self.path = None if path is None else Path(path).absolute()  # whatever chdir comes later
+        self.path = None if path is None else Path(path).absolute()  # a later chdir must not change it
         self.dtype = dtype
         self._store: Store = Memory() if self.path is None else Folder(self.path)
 
@@ -50,43 +50,43 @@ class Snapshots:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Tells this store, and each of its snapshots, from any other: what a checkpoint remembers."""
+        """Identifies this store and each of its snapshots; a checkpoint contains it."""
         return {"run": self._store.run, "snapshots": self._store.steps}
 
     def load(self, step: int) -> dict[str, Tensor]:
-        """The tensors of one snapshot, by name, in memory of their own on the CPU; tied ones share it."""
+        """The tensors of one snapshot, by name, as copies on the CPU; tied tensors share memory."""
         found = self.entries(step)
         tensors = {entry: entry.read().clone() for entry in set(found.values())}
         return {name: tensors[entry] for name, entry in found.items()}
 
     def entries(self, step: int) -> Mapping[str, Entry]:
-        """Where each tensor of one snapshot lies, to be read one at a time."""
+        """The stored tensors of one snapshot by name, to be read one at a time."""
         try:
             return self._store.entries(step)
         except KeyError:
             raise ArgumentError(f"step must be one of {self.steps}, got {step!r}") from None
 
     def open_to_write(self, resume: bool = False) -> None:
-        """Become the one writer; a store that already holds snapshots is accepted only with `resume`."""
+        """Become the only writer; a store that already holds snapshots is accepted only with `resume`."""
         self._store.open_to_write(resume)
 
     def close(self) -> None:
-        """Give up the right to write; reading remains possible."""
+        """Release the store to other writers; reading remains possible."""
         self._store.close()
 
     def reserve(self, step: int) -> str:
-        """The name that the snapshot of a step will have if it is committed next; outputs are written before it."""
+        """The name that the snapshot of a step will have if it is committed next; outputs are written first."""
         return self._store.reserve(step)
 
     def commit(self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False) -> None:
-        """Store a snapshot, whole or not at all; `partial` says that it holds only some of a model's tensors.
+        """Store a snapshot completely or not at all; if `partial`, it holds only some of a model's tensors.
 
-        Each tensor is visited once: it is copied to the CPU, checked, compared and stored before the next one is.
+        Tensors are handled one at a time: each is copied to the CPU, checked, compared and stored before the next.
         """
         last = self.steps[-1] if self.steps else 0
         if step <= last:
             raise ArgumentError(
-                f"step must be greater than {last}, the last one committed, got {step}: rewind() first to replace it"
+                f"step must be greater than {last}, the last committed step, got {step}: call rewind() first"
             )
         first_names: dict[tuple[object, ...], str] = {}
         firsts = {name: first_names.setdefault(_place(tensor), name) for name, tensor in tensors.items()}
@@ -104,14 +104,16 @@ class Snapshots:
         return f"Snapshots({'' if self.path is None else repr(str(self.path))})"
 
     def _visited(self, step: int, tensors: Mapping[str, Tensor], last: int) -> Iterator[tuple[str, Tensor | Entry]]:
-        """The tensors one at a time: each as it is stored, or the entry of the last snapshot that already holds it."""
+        """The tensors one at a time: a tensor to store, or the entry of the last snapshot that already holds it."""
         before = self._store.entries(last) if last else {}
         bad = []
         for name, live in tensors.items():
-            tensor = live.detach().to(self._stored_dtype(live)).to("cpu").contiguous()
+            tensor = live.detach().resolve_conj().resolve_neg()
+            # a copy, so that what is checked is what is written even if another thread changes the weights
+            tensor = tensor.to("cpu", self._stored_dtype(live), copy=True, memory_format=torch.contiguous_format)
             if not _finite(tensor):
                 bad.append(name)
-            if not bad:  # otherwise only the names of the others are of interest
+            if not bad:  # otherwise only the names of the other bad tensors are needed
                 yield name, before[name] if name in before and before[name].holds(tensor) else tensor
         _reject_nonfinite(bad, step)
 
@@ -121,7 +123,7 @@ class Snapshots:
 
 
 def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Reject weights that would be useless as a member."""
+    """Reject weights that contain a NaN or an infinity."""
     _reject_nonfinite([name for name, tensor in tensors.items() if not _finite(tensor)], step)
 
 
@@ -129,13 +131,13 @@ def _reject_nonfinite(bad: list[str], step: int) -> None:
     if bad:
         shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise NonFiniteError(
-            f"weights must be finite to be kept, got NaN or infinity at step {step} in {shown}: "
-            "lower the rate or clip the gradient; register a buffer that is so by design with persistent=False"
+            f"weights must be finite to be stored, got NaN or infinity at step {step} in {shown}: "
+            "lower the rate or clip the gradient; register a buffer that is not finite by design with persistent=False"
         )
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Tied tensors are at the same place; an empty tensor, or one that wraps others, has no place."""
+    """The place in memory, equal for tied tensors; an empty tensor, or one that wraps others, has none."""
     if tensor.data_ptr() == 0:
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -476,7 +476,7 @@ def test_a_report_of_a_folder_is_of_the_runs_in_it(folder, capsys, caplog):
     (folder / "all/notes.txt").touch()
     capsys.readouterr()
     assert main(["report", "all", "--format", "csv"]) == 0
-    assert "all/failed is left out: it has no outputs of snapshots yet" in caplog.text
+    assert "all/failed is skipped: it has no outputs of snapshots yet" in caplog.text
     assert {line.split("/")[0] for line in capsys.readouterr().out.split()} == {"all"}
     runs = (folder / "all/report/runs.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in runs[1:]] == ["a", "b"]

@@ -54,6 +54,21 @@ def test_tables_hold_the_same_numbers_as_json_and_csv(runs, tmp_path):
     assert [row["predictor"] for row in wanted["answer"]] == ["standard schedule", "last snapshot", "ensemble"]
 
 
+def test_names_that_a_spreadsheet_would_take_for_formulas_are_neutralised_in_csv_alone(tmp_path):
+    names = ["=1+1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "-7", "−", "a", "b", "c"]
+    run = folders.made(tmp_path / "=HYPERLINK()", classes=names)
+    found = {}
+    for path in pieces([run], tmp_path / "out", "csv"):
+        with open(path, newline="", encoding="utf-8") as file:
+            found[path.stem] = list(csv.DictReader(file))
+    assert {row["run"] for row in found["answer"]} == {"'=HYPERLINK()"}
+    shown = {row["name"] for row in found["classes"]}
+    harmless = dict(zip(names, ["'=1+1", "'+1+1", "'-2+3", "'@SUM(A1)", "'\t=1", *names[5:]], strict=True))
+    wanted = tables(summarise([run]))
+    assert shown == {harmless[row["name"]] for row in wanted["classes"]}
+    assert [row["change"] for row in found["classes"]] == [str(row["change"]) for row in wanted["classes"]]
+
+
 def test_differences_are_paired_and_of_the_run_that_the_report_is_about(runs):
     wrong = {}
     for run in runs:

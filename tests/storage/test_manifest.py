@@ -106,10 +106,10 @@ def resealed(**changes):
     ],
 )
 def test_a_manifest_that_cannot_be_right_is_rejected_and_the_one_before_is_named(tmp_path, content):
-    with pytest.raises(StoreError, match=r"(must be what snapens wrote, got .*: restore the file|install a newer)"):
+    with pytest.raises(StoreError, match=r"(must be unaltered, got .*: restore the file|install a newer)"):
         read(tmp_path, content)
     (tmp_path / "manifest.previous.json").touch()
-    with pytest.raises(StoreError, match=r"(manifest\.previous\.json beside it is the one before|install a newer)"):
+    with pytest.raises(StoreError, match=r"(copy the previous version, manifest\.previous|install a newer)"):
         read(tmp_path, content)
 
 
@@ -137,7 +137,7 @@ def test_a_sealed_manifest_with_another_content_is_not_interpreted(tmp_path, cha
 
 def test_two_snapshots_cannot_have_one_file(tmp_path):
     records = [{"step": step, "file": "a", "digest": {"sha256": "0" * 64, "bytes": 1}} for step in (4, 8)]
-    with pytest.raises(StoreError, match="got one file twice"):
+    with pytest.raises(StoreError, match="got the same file twice"):
         read(tmp_path, sealed.encode("manifest", RUN, {"snapshots": records}))
 
 

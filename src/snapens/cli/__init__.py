@@ -22,10 +22,10 @@ from .paper import Paper
 
 @dataclass(frozen=True)
 class Demo:
-    """Compare a baseline with a Snapshot Ensemble on the CPU, in about 40 seconds."""
+    """Compare a baseline with a Snapshot Ensemble on a CPU, in about 40 seconds."""
 
     out: Path = Path("runs/demo")
-    """The folder for the two run folders. Runs that are already there are shown, not repeated."""
+    """The folder for the two run folders. Finished runs in it are shown, not repeated."""
     seed: int = 0
     """The seed of both runs."""
 
@@ -47,7 +47,7 @@ class Demo:
 
 
 def _optional(metavar: str) -> Any:
-    """How a setting that is None by default is shown: its help says what it is then."""
+    """Hide the default of a setting that is None by default; its help text describes the default."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
@@ -134,7 +134,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure training speed: the engine next to a plain PyTorch loop."""
+    """Measure the training speed of the engine and of plain PyTorch loops."""
 
     what: Annotated[Literal["train"], Positional]
     """What to measure."""
@@ -152,9 +152,9 @@ class Bench:
     pack: int = 8
     """The number of runs that share the device."""
     engine_only: Flag = False
-    """Measure only the engine: for a DenseNet on a GPU, with fused blocks and without."""
+    """Measure only the engine; for a DenseNet on a GPU, with and without fused blocks."""
     seconds: float = 60.0
-    """How long each loop is measured, after a warm-up."""
+    """The duration of each measurement, after a warm-up."""
     data: Place = None
     """The folder with the data set. By default the environment variable SNAPENS_DATA."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -18,11 +18,11 @@ class TrainingOptions:
     data: Place = None
     """The folder with the data sets, or your own data. By default the environment variable SNAPENS_DATA."""
     download: Flag = False
-    """Download the data set if it is missing and has a public address."""
+    """Download the data set if it is missing and has a public URL."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one, else the CPU."""
     threads: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """The number of CPU threads. By default torch decides."""
+    """The number of CPU threads. The default is torch's."""
     resume: Flag = False
     """Continue runs that were interrupted."""
     tensorboard: Flag = False

@@ -45,7 +45,7 @@ class PaperList:
 
 @dataclass(frozen=True)
 class PaperRun:
-    """Train the runs of some cells together; on a GPU they share it."""
+    """Train the runs of some cells together; on a GPU, they share the device."""
 
     cells: Annotated[
         tuple[str, ...], Positional, tyro.conf.arg(metavar="CELL [CELL ...]", help_behavior_hint="(required)")
@@ -55,7 +55,7 @@ class PaperRun:
     out: Path = Path("runs/paper")
     """The folder for the run folders."""
     seed: int = 0
-    """The repetition: the seed of a cell with one run; a cell with K runs has the K seeds from K times this number."""
+    """The repetition r: a cell with one run has the seed r; a cell with K runs has the seeds r K to r K + K - 1."""
     no_curves: Flag = False
     """Do not measure the errors between the last snapshot and each earlier one (Figure 5) at the end."""
 
@@ -159,7 +159,7 @@ class PaperFigure:
     out: Place = None
     """The file to write, .svg or .png. By default figure-NAME.svg."""
     network: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
-    """Draw the figure for another network than the paper's."""
+    """Draw the figure for this network instead of the paper's."""
     measured_only: Flag = False
     """Omit panels without measured values."""
     ledger: Path = LEDGER

@@ -1,6 +1,6 @@
-"""Charts: each function draws one kind of chart on axes of matplotlib, for a page and for the paper's figures alike.
+"""Charts: each function draws one kind of chart on matplotlib axes, for the page and for the paper's figures.
 
-Errors and shares are in percent. The caller names the axes where the two uses differ.
+Errors and shares are in percent. The caller labels the axes where the two uses differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Curve(NamedTuple):
 
 
 def training_loss(axes: Any, curves: Sequence[Curve], minima: Sequence[float]) -> None:
-    """The training loss by epoch, on a logarithmic axis where it spans a decade; dotted lines mark snapshots."""
+    """The training loss by epoch, on a logarithmic axis if it spans a decade; dotted lines mark snapshots."""
     for curve in curves:
         axes.plot(curve.epochs, curve.values, color=curve.colour, linewidth=1.3, label=curve.label)
     mark(axes, minima)
@@ -49,7 +49,7 @@ def mark(axes: Any, epochs: Sequence[float]) -> None:
 
 
 def growing(axes: Any, alone: Sequence[float], first: Sequence[float], single: Sequence[float]) -> dict[str, Any]:
-    """The error of each snapshot alone, of the first m together, and of the single model; returns its `reference`."""
+    """The error of each snapshot alone, of the first m together, and of the single model; returns `reference(…)`."""
     m = range(1, len(alone) + 1)
     axes.plot(m, alone, color=SINGLE, marker="o", label="each snapshot alone")
     if len(alone) > 1:
@@ -83,7 +83,7 @@ def last_members(
 
 
 def reference(axes: Any, errors: Sequence[float]) -> dict[str, Any]:
-    """The mean error of the single model as a dashed line; returns it by its label in a small legend."""
+    """The mean error of the single model as a dashed line; returns {label: line} for a small legend."""
     if not errors:
         return {}
     level = float(np.mean(errors))
@@ -92,14 +92,14 @@ def reference(axes: Any, errors: Sequence[float]) -> dict[str, Any]:
 
 
 def small_legend(axes: Any, named: Mapping[str, Any], place: str, text_points: float = _SMALL) -> None:
-    """A legend in small type; nothing without names."""
+    """A legend in small type; none if `named` is empty."""
     if named:
         look = {"fontsize": text_points, "labelcolor": BASELINE, "handlelength": 2.4, "borderaxespad": 0, **_FRAME}
         axes.legend(list(named.values()), list(named), loc=place, **look)
 
 
 def by_size(axes: Any, points: Mapping[int, Sequence[float]], label: str, colour: str, marker: str) -> None:
-    """The mean error at each size, and every value where there are several."""
+    """The mean error at each size, and every value if there are several."""
     sizes = sorted(points)
     axes.plot(sizes, [np.mean(points[size]) for size in sizes], color=colour, marker=marker, label=label)
     for size, values in points.items():
@@ -121,7 +121,7 @@ def leave_room(axes: Any, share: float) -> None:
 
 
 def small_note(axes: Any, text: str) -> None:
-    """A remark in the upper right corner."""
+    """A note in the upper right corner."""
     place = {"xycoords": "axes fraction", "ha": "right", "va": "top", "size": _SMALL, "color": MUTED}
     axes.annotate(text, (1, 1), bbox=CLEARING, **place)
     leave_room(axes, 0.1)
@@ -135,10 +135,10 @@ def matrix(axes: Any, values: Floats, form: str, limits: tuple[float, float] | N
     low, high = limits or (float(values[apart].min()), float(values[apart].max()))
     rectangle = package("matplotlib.patches", "report").Rectangle
     for row, column in zip(*np.nonzero(apart), strict=True):
-        share = (values[row, column] - low) / (high - low) if high - low > 1e-6 else 0.5  # one pair has one value
+        share = (values[row, column] - low) / (high - low) if high - low > 1e-6 else 0.5  # a single pair has no range
         look = {"facecolor": ENSEMBLE, "alpha": 0.08 + 0.42 * float(np.clip(share, 0, 1)), "linewidth": 0}
         axes.add_patch(rectangle((column + 0.53, row + 0.53), 0.94, 0.94, **look))
-        if size > 5:  # legible
+        if size > 5:  # otherwise it is not legible
             axes.text(column + 1, row + 1, form.format(values[row, column]), ha="center", va="center", fontsize=size)
     axes.set(xlim=(0.5, count + 0.5), ylim=(count + 0.5, 0.5), aspect="equal", xlabel="snapshot", ylabel="snapshot")
     axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
@@ -149,9 +149,9 @@ def matrix(axes: Any, values: Floats, form: str, limits: tuple[float, float] | N
 
 
 def lines_between(axes: Any, between: Between, statistics: str) -> None:
-    """The error between the last snapshot and each earlier one, whose number is at the left end of its line.
+    """The error between the last snapshot and each earlier one, with the number of the earlier one at the left.
 
-    `statistics` says how those of BatchNorm were obtained: "interpolated" or "estimated".
+    `statistics` selects the BatchNorm statistics: "interpolated" or "estimated".
     """
     errors = [getattr(line, f"{statistics}_percent") for line in between.lines]
     for k, values in enumerate(errors, 1):
@@ -165,7 +165,7 @@ def lines_between(axes: Any, between: Between, statistics: str) -> None:
 
 
 def separated(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Heights for labels: near these, in the same order, at least `gap` apart and if possible from `low` to `high`."""
+    """Positions of labels near `heights`, in the same order, at least `gap` apart, if possible from `low` to `high`."""
     order, places = np.argsort(heights, kind="stable"), list(heights)
     for below, above in pairwise(order.tolist()):
         places[above] = max(places[above], places[below] + gap)

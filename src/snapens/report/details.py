@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import metrics
-from ..errors import DamagedError, StoreError
+from ..errors import DamagedError
 from ..lab.records import gallery
 from ..lab.records.curves import Between
 from ..lab.records.run import Run
@@ -125,12 +125,7 @@ def _intact(read: Callable[[], T]) -> T | None:
 
 def _held_out(run: Run) -> Outputs | None:
     """The outputs for held-out images, whether the recipe or the data set held them out; None if there are none."""
-    try:
-        return run.outputs("held_out")
-    except DamagedError:
-        raise
-    except StoreError:
-        return None
+    return run.outputs("held_out") if run.has_outputs("held_out") else None
 
 
 def _reliability(answers: Answers, predictor: int) -> tuple[Bin, ...]:

@@ -4,7 +4,7 @@ import csv as comma_separated
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import names
@@ -22,7 +22,7 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class _Marks:
-    """How a format writes the best value, a star, a spread and the evidence."""
+    """The notation of a format for the best value, a star, a spread and the evidence."""
 
     best: str
     star: str
@@ -41,7 +41,7 @@ _FIELDS = (
 
 
 def terminal(table: Table, most: int = 1000) -> str:
-    """As aligned text, the best values in brackets; columns beyond `most` characters continue below."""
+    """As aligned text, with the best values in brackets; columns beyond `most` characters continue below."""
     head = [["", "", *(text for name in table.columns for text in (name, ""))], ["", ""] + _WHOSE * len(table.columns)]
     groups = [
         [[group.network if k == 0 else "", row.method, *_shown(row, _TEXT)] for k, row in enumerate(group.rows)]
@@ -70,7 +70,7 @@ def _aligned(blocks: Sequence[Sequence[Sequence[str]]], widths: Sequence[int], c
 
 
 def markdown(table: Table) -> str:
-    """As a table in GitHub's Markdown, the best values in bold."""
+    """As a GitHub Markdown table, with the best values in bold."""
     heads = [f"{name}, {whose}" for name in table.columns for whose in _WHOSE]
     lines = [["network", "method", *heads], ["---"] * (2 + len(heads))]
     for group in table.groups:
@@ -86,21 +86,32 @@ def markdown_row(texts: Sequence[str]) -> str:
 
 
 def csv(table: Table) -> str:
-    """One line per number of the paper."""
-    content = io.StringIO()
-    rows = comma_separated.writer(content, lineterminator="\n")
-    rows.writerow(_FIELDS)
+    """As CSV, with one line per number of the paper."""
+    rows = []
     for value in table.values:
         cell = value.cell
         words = [cell.name, names.NETWORKS[cell.network], names.DATASETS[cell.dataset], names.METHODS[cell.method]]
         published = [f"{cell.published_percent:.2f}", int(cell.starred), int(value.published_is_best)]
         ours = [_digits(value.ours.mean), value.ours.n, _digits(value.ours.deviation), _digits(value.difference)]
-        rows.writerow([table.number, *words, *published, *ours, int(value.ours_is_best)])
+        rows.append([table.number, *words, *published, *ours, int(value.ours_is_best)])
+    return csv_lines([_FIELDS, *rows])
+
+
+def csv_lines(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV; an apostrophe precedes a text that a spreadsheet would take for a formula.
+
+    Examples:
+        >>> csv_lines([["name", "change"], ["=1+1", -0.5]])
+        "name,change\\n'=1+1,-0.5\\n"
+    """
+    content = io.StringIO()
+    cells = ([_harmless(cell) for cell in row] for row in rows)
+    comma_separated.writer(content, lineterminator="\n").writerows(cells)
     return content.getvalue()
 
 
 def latex(table: Table) -> str:
-    """In the layout of the paper, at most as wide as the text; the first line names the packages that it needs."""
+    """In the layout of the paper, at most as wide as the text; the first line lists the required packages."""
     columns = "ll" + "cc" * len(table.columns)
     heads = [f"\\multicolumn{{2}}{{c}}{{\\bf {_in_latex(name)}}}" for name in table.columns]
     lines = [
@@ -134,7 +145,7 @@ FORMATS = {"terminal": terminal, "markdown": markdown, "csv": csv, "latex": late
 
 
 def _shown(row: Row, marks: _Marks) -> list[str]:
-    """Two texts per column: the paper's and ours."""
+    """Two texts per column: the paper's value and our value."""
     return [text for value in row.values for text in (_published(value, marks), _ours(value, marks))]
 
 
@@ -146,7 +157,7 @@ def _published(value: Value | None, marks: _Marks) -> str:
 
 
 def _ours(value: Value | None, marks: _Marks) -> str:
-    """An empty text where the paper has no number."""
+    """Our value; empty if the paper has no number."""
     if value is None or value.ours.mean is None:
         return UNMEASURED if value else ""
     text = f"{value.ours.mean:.2f}"
@@ -155,12 +166,22 @@ def _ours(value: Value | None, marks: _Marks) -> str:
     return f"{mean}{spread} {marks.evidence.format(n=value.ours.n, difference=value.difference)}"
 
 
+def _harmless(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
 def _digits(number: float | None) -> str:
     return "" if number is None else f"{number:.4f}"
 
 
 def _in_latex(text: str) -> str:
-    """Our own text for LaTeX: `(α₀ = 0.1)` is a formula, % is escaped."""
+    """A plain text as LaTeX: `(α₀ = 0.1)` becomes a formula, % is escaped."""
     formula = re.sub(r"\((\S+) = (\S+)\)", r"($\1=\2$)", text.replace("%", "\\%"))
     return formula.replace("α₀", "\\alpha_0").replace("±", "$\\pm$").replace("; *", "; $^*$")
 

@@ -1,7 +1,5 @@
 """The pieces of a report as separate files: charts as images, tables as CSV or JSON."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +11,7 @@ from ..storage import durable, jsonfile
 from . import page_charts
 from .account import Account
 from .evidence import Difference
+from .formats import csv_lines
 from .summary import Summary, summarise
 
 Format = Literal["png", "svg", "csv", "json"]
@@ -59,15 +58,8 @@ def _contents(summary: Summary, form: Format) -> Iterator[tuple[str, bytes]]:
         return
     for name, rows in tables(summary).items():
         if rows:
-            yield name, jsonfile.dumps(rows) if form == "json" else _csv(rows)
-
-
-def _csv(rows: list[Row]) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode("utf-8", "replace")
+            lines = [rows[0], *(row.values() for row in rows)]
+            yield name, jsonfile.dumps(rows) if form == "json" else csv_lines(lines).encode("utf-8", "replace")
 
 
 def _answer(summary: Summary) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""The verdict: from evidence to findings, each with its reason. All thresholds are in this file, with their reasons."""
+"""The verdict: findings from the evidence, each with its reason. This file has all thresholds, with their reasons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Literal
 from .evidence import Difference, Evidence
 
 CHANCE = 0.025
-"""The largest p-value of a difference that counts; several comparisons for one finding share it."""
+"""The largest p-value of a significant difference; it is divided among several comparisons for one finding."""
 STILL_IMPROVING = 0.05
-"""The relative reduction of the error by a late cycle that counts. Below it, longer cycles would hardly change the last
-snapshot."""
+"""The smallest relative reduction of the error by a late cycle that is reported. Below it, longer cycles would hardly
+change the last snapshot."""
 FLAT_POINTS, FLAT_SHARE = 1.0, 0.1
 """A line has no bump if the error rises by at most this many points, or by at most this share of the last snapshot's
-error if that is less. Where the noise of few images is larger, there is no finding."""
+error if that is less. If the noise is larger, because there are few images, there is no finding."""
 SAME_ANSWERS = 0.25
 """The share of predictions that differ from the last snapshot's, divided by its error, below which snapshots count as
 nearly identical. Neighbours after the last drop of a standard schedule have 0.08 to 0.22, neighbours in a cyclic run
@@ -196,7 +196,7 @@ def _short(evidence: Evidence) -> Finding | None:
         before = evidence.member_errors[-1 - cycles]
         if progress.chance > CHANCE or progress.value < cycles * STILL_IMPROVING * before:
             continue
-        if evidence.restarts[-cycles] != "warm":  # one of these cycles did not continue the cycle before it
+        if evidence.restarts[-cycles] != "warm":  # one of these cycles did not continue the previous one
             continue
         subject, each = ("The last cycle", "") if cycles == 1 else (f"The last {cycles} cycles", " per cycle")
         reason = (
@@ -213,7 +213,7 @@ def _short(evidence: Evidence) -> Finding | None:
 
 
 def _alike(evidence: Evidence) -> Finding | None:
-    """Snapshots that predict nearly the same as the last one and so add little."""
+    """Snapshots whose predictions are nearly those of the last one, so that they add little."""
     alike = _same(evidence)
     if not alike:
         return None
@@ -287,7 +287,7 @@ def _the_last(m: int) -> str:
 
 
 def _lower(difference: Difference) -> str:
-    """By how much an ensemble's error is lower, from the other error minus its own."""
+    """How much lower the ensemble's error is, from the other error minus the ensemble's."""
     return f"{_points(abs(difference.value))} {'lower' if difference.value >= 0 else 'higher'}"
 
 

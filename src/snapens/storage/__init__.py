@@ -1,1 +1,1 @@
-"""How a run folder keeps its promises: durable writes, sealed JSON, tensor files, generations, and the stores."""
+"""The files of a run folder: durable writes, sealed JSON, tensor files, generations, and the stores."""

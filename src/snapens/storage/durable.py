@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the lock that gives a folder one writer."""
+"""Files that are written completely or not at all, and the lock that allows one writer per folder."""
 
 import errno
 import hashlib
@@ -22,26 +22,27 @@ except ImportError:  # Windows has no POSIX locks: there, nothing prevents a sec
     fcntl = None  # type: ignore[assignment]
 
 Content = Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
-"""What a file will hold: its chunks, or a function that writes into the open file."""
+"""The content of a file: its chunks, or a function that writes into the open file."""
 
-_TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # format 1 wrote no digits
+_TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits
+_OWNER = re.compile(rb"[0-9]{0,20}")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 @dataclass(frozen=True)
 class Digest:
-    """What a file must be: its SHA-256 in hexadecimal, and its size in bytes."""
+    """The SHA-256 of a file in hexadecimal, and its size in bytes."""
 
     sha256: str
     bytes: int
 
 
 def publish(path: Path, content: Content) -> Digest:
-    """Write a file under a temporary name of its own, sync it, rename it, sync its folder.
+    """Write a file under a unique temporary name, sync it, rename it, and sync its folder.
 
-    The digest is that of the file's bytes, read back while the disk syncs them: it holds even if the source of the
-    content changed meanwhile.
+    The digest is computed from the file's bytes, which are read back during the sync: it is correct even if the source
+    of the content changes meanwhile.
     """
     temporary = path.with_name(f"{path.name}.{unique()}.part")
     try:
@@ -67,20 +68,35 @@ def publish(path: Path, content: Content) -> Digest:
 def write(path: Path, content: bytes) -> Path:
     """Publish a file that a user requested; create its folder if necessary."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         publish(path, [content])
     except OSError as error:
-        raise StoreError(f"{path} could not be written ({error}): make room, or choose another place") from error
+        raise StoreError(f"{path} could not be written ({error}): free disk space, or choose another path") from error
     return path
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder, and its parents where necessary; sync the folder in which each of them was created."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
+
+
+def make_subfolder(path: Path) -> None:
+    """Create a folder inside a run folder. A symbolic link is rejected, because it can lead out of the run folder."""
+    if path.is_symlink():
+        raise StoreError(f"{path} must be a folder, got a symbolic link: replace it by the folder itself")
+    make_folder(path)
+
+
 def unique() -> str:
-    """Twelve hexadecimal digits for a file name that was never used before."""
+    """Twelve random hexadecimal digits for a new file name."""
     return secrets.token_hex(6)
 
 
 def sweep(folder: Path, name: re.Pattern[str], keep: Iterable[str] = ()) -> None:
-    """Remove the files whose name matches, and their leftover temporaries, except those to keep."""
+    """Remove the files whose name matches, and their leftover temporary files, except those to keep."""
     kept = set(keep)
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in found:
@@ -88,16 +104,27 @@ def sweep(folder: Path, name: re.Pattern[str], keep: Iterable[str] = ()) -> None
                 Path(entry.path).unlink(missing_ok=True)
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; an I/O error does not mean that there is none."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return True
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open to be read. A missing file is a FileNotFoundError; an I/O error is not damage."""
+    """Open a regular file to read it; a missing file raises FileNotFoundError, another I/O error StoreError."""
     try:
         with open(path, "rb", opener=_regular) as file:
             yield file
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise StoreError(f"{path} could not be read ({error}): check its permissions and the disk") from error
+        raise _unreadable(path, error) from error
 
 
 def contents(path: Path, limit: int) -> bytes:
@@ -105,23 +132,35 @@ def contents(path: Path, limit: int) -> bytes:
     with reading(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > limit:
             raise DamagedError(f"{path} must have at most {limit} bytes, got {size}: restore the file")
-        return file.read(limit)
+        return file.read(size)
+
+
+def own_file(path: str, flags: int) -> int:
+    """For `open`: a regular file of a run folder, to be changed in place. A symbolic link is not followed."""
+    try:
+        return _regular(path, flags | _NO_FOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise DamagedError(f"{path} must be a regular file, got a symbolic link: remove the link") from error
 
 
 def digest(path: Path) -> Digest:
-    """The digest of a file as it is now."""
+    """The current digest of a file."""
     with reading(path) as file:
         return _digest(file)
 
 
 def check(path: Path, expected: Digest, named_by: str) -> None:
-    """Make sure that a file is the one that was committed."""
+    """Check that a file is unchanged since it was committed."""
     try:
-        found = digest(path)
+        with reading(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            found = _digest(file) if size == expected.bytes else None  # a sparse file of any size costs nothing
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamagedError(f"{path} is named in {named_by}, but it is missing: restore the file") from error
+        raise DamagedError(f"{path} is listed in {named_by}, but it is missing: restore the file") from error
     if found != expected:
-        what = "truncated or altered" if found.bytes != expected.bytes else "altered"
+        what = "altered" if size == expected.bytes else "truncated or altered"
         raise DamagedError(f"{path} must have the SHA-256 in {named_by}, but it was {what}: restore the file")
 
 
@@ -135,11 +174,15 @@ def _create(path: str, flags: int) -> int:
 
 
 def _regular(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | _NO_WAIT)  # opening a FIFO must not wait for its writer
+    descriptor = os.open(path, flags | _NO_WAIT, 0o666)  # opening a FIFO must not wait for its other end
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DamagedError(f"{path} must be a regular file: restore it")
     return descriptor
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path} could not be read ({error}): check its permissions and the disk")
 
 
 def _sync_folder(folder: Path) -> None:
@@ -156,30 +199,39 @@ class WriterLock:
     """The exclusive right to write in a folder, until `release()` or the end of the process.
 
     POSIX record locks belong to a process: a forked worker does not inherit them (as it would with
-    `flock`), so they end with the writer. For the same reason they do not exclude a second writer
-    inside the process, which `_held` does; and closing any other descriptor of the file drops them,
-    so a writer takes its lock again before each commit.
+    `flock`), so they end with the writer. For the same reason they do not exclude a second writer in the
+    same process, so `_held` does this. Closing any other descriptor of the file releases them, so a writer
+    acquires its lock again before each commit.
     """
 
-    _held: ClassVar[set[tuple[int, Path]]] = set()
+    _held: ClassVar[dict[tuple[int, Path], object]] = {}
 
     def __init__(self, path: Path) -> None:
-        self._path, held = path, (os.getpid(), path.resolve())
-        if held in self._held:
+        self._path, held, mark = path, (os.getpid(), path.resolve()), object()
+        if self._held.setdefault(held, mark) is not mark:  # one operation: two threads cannot both succeed
             raise LockedError(f"{self._rule} this process: close() that writer first")
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._descriptor = self._open()
+        except BaseException:
+            del self._held[held]
+            raise
         self.release = finalize(self, _release, self._descriptor, held, self._held)
         try:
             self.ensure()
+            if not _OWNER.fullmatch(os.pread(self._descriptor, 21, 0)):  # a hard link can be any file
+                raise DamagedError(f"{path} must hold the number of a process, got another content: remove the file")
             os.truncate(self._descriptor, 0)
             os.write(self._descriptor, str(os.getpid()).encode())
         except BaseException:
             self.release()
             raise
-        self._held.add(held)
 
     def ensure(self) -> None:
-        """Take the lock, again if necessary."""
+        """Acquire the lock, again if necessary, on the file that has the lock's name now."""
+        if not self._has_its_name():
+            descriptor = self._open()
+            os.dup2(descriptor, self._descriptor, inheritable=False)
+            os.close(descriptor)  # before the lock is acquired, because closing a descriptor releases it
         try:
             if fcntl is not None:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,16 +241,26 @@ class WriterLock:
             owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
             from torch import distributed as dist  # only now: some commands do not wait for torch
 
-            remedy = "wait for its end or choose another folder"
+            remedy = "wait until it ends or choose another folder"
             if dist.is_available() and dist.is_initialized():
                 remedy += "; under DDP pass the wrapped model"
             raise LockedError(f"{self._rule} process {owner}: {remedy}") from error
+
+    def _open(self) -> int:
+        return own_file(str(self._path), os.O_RDWR | os.O_CREAT)
+
+    def _has_its_name(self) -> bool:
+        """Whether the locked file is still there: a file that replaced it can be locked by another writer."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
+        except FileNotFoundError:
+            return False
 
     @property
     def _rule(self) -> str:
         return f"store must have one writer, but {self._path.parent} is being written by"
 
 
-def _release(descriptor: int, held: tuple[int, Path], every: set[tuple[int, Path]]) -> None:
+def _release(descriptor: int, held: tuple[int, Path], every: dict[tuple[int, Path], object]) -> None:
+    every.pop(held, None)  # first, because closing may report an error, and releases the lock all the same
     os.close(descriptor)
-    every.discard(held)

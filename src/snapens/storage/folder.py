@@ -1,4 +1,4 @@
-"""Snapshots in a folder: one file each, and a manifest that alone says which of them exist."""
+"""Snapshots in a folder: one file per snapshot, and a manifest that lists the committed ones."""
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +16,9 @@ from .tensorfile import About, Place, Spec, Stored
 
 
 class Folder:
-    """`manifest.json` and `snapshots/` inside a run folder; opening one to read creates nothing.
+    """`manifest.json` and `snapshots/` in a run folder; reading creates no files.
 
-    A commit writes the snapshot's file, then the manifest; only then are files removed that no manifest names.
+    A commit writes the snapshot's file, then the manifest, and then removes the files that no manifest lists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,19 +26,20 @@ class Folder:
         self._files = path / "snapshots"
         self._generations = Generations(path / "manifest.json", self._files, r"step-\d{9,}")
         self._lock: durable.WriterLock | None = None
-        self._written: Sealed[Manifest] | None = None  # a writer's own; readers look at the disk each time
-        self._on_disk: dict[bytes, set[str]] = {}  # what manifest.json may hold unless somebody else wrote it
+        self._written: Sealed[Manifest] | None = None  # only for a writer; readers read the disk each time
+        self._on_disk: dict[bytes, set[str]] = {}  # what this writer may have put into manifest.json
         self._reserved: tuple[int, Path] | None = None
         self._known: dict[str, tuple[dict[str, Stored], dict[str, Place]]] = {}  # files that were checked or written
 
     def open_to_write(self, resume: bool) -> None:
-        """Become the folder's one writer; a folder that holds snapshots is accepted only with `resume`."""
+        """Become the folder's only writer; a folder that holds snapshots is accepted only with `resume`."""
         path, closed = self.path / "manifest.json", self._lock is None
         try:
             if closed:
-                self._files.mkdir(parents=True, exist_ok=True)
+                durable.make_folder(self.path)
+                durable.make_subfolder(self._files)
                 self._lock = durable.WriterLock(self.path / "writer.lock")
-                if not path.exists():
+                if not durable.exists(path):
                     self._require_untouched()
                     durable.publish(path, [Manifest().encode(uuid.uuid4().hex)])
                 self._written = found = manifest.read(self.path)
@@ -47,7 +48,7 @@ class Folder:
             if self.steps and not resume:
                 raise StoreError(
                     f"store must be a folder without snapshots, got {self.path}, which holds those of steps "
-                    f"{', '.join(map(str, self.steps))}: choose another, or resume=True to continue that run"
+                    f"{', '.join(map(str, self.steps))}: choose another, or pass resume=True to continue that run"
                 )
         except BaseException as error:
             if closed:
@@ -58,7 +59,7 @@ class Folder:
             raise
 
     def close(self) -> None:
-        """Let another writer have the folder; reading remains possible."""
+        """Release the folder to other writers; reading remains possible."""
         if self._lock is not None:
             self._lock.release()
         self._lock = self._written = None
@@ -70,11 +71,11 @@ class Folder:
 
     @property
     def steps(self) -> dict[int, str]:
-        """The committed snapshots, ascending: step -> a name that no other snapshot of the run has had."""
+        """The committed snapshots, ascending: step -> a name that is unique in the run."""
         return {record.step: record.file for record in self._manifest.value.snapshots}
 
     def entries(self, step: int) -> dict[str, Stored]:
-        """Where each tensor of a snapshot lies; the first look at a file checks its digest."""
+        """The stored tensors of a snapshot by name; the digest of a file is checked when it is first read."""
         records = {record.file: record for record in self._manifest.value.snapshots if record.step <= step}
         record = {record.step: record for record in records.values()}[step]
         own, elsewhere = self._file(record)
@@ -83,13 +84,13 @@ class Folder:
             held = self._file(records[file])[0] if file in records else {}
             if key not in held:
                 raise DamagedError(
-                    f"{self.path}: step {step} needs {key!r} of {file}, which no snapshot holds: restore the folder"
+                    f"{self.path}: step {step} needs {key!r} of {file}, which is missing: restore the folder"
                 )
             found[name] = held[key]
         return found
 
     def reserve(self, step: int) -> str:
-        """The name of the file that the next commit will write if it is of this step."""
+        """The name of the file that the next commit will write if it has this step."""
         if self._reserved is None or self._reserved[0] != step:
             self._reserved = step, self._generations.file(f"step-{step:09d}")
         return self._reserved[1].name
@@ -109,24 +110,28 @@ class Folder:
         items = _items(file, specs, tensors, tied)
         try:
             lock.ensure()
-            self._generations.sweep(self._named_on_disk())  # what a failed commit left may fill the disk
+            self._generations.sweep(self._named_on_disk())  # files of a failed commit may fill the disk
             digest = tensorfile.stream(self._files / file, specs, items, About(run, "snapshot", step), longest)
             self._known[file] = tensorfile.header(self._files / file)
             committed = Manifest((*base.value.snapshots, Record(file, digest, step, partial)))
             content, files = committed.encode(run), files | {file}
+            lock.ensure()
+            self._named_on_disk()  # nobody else wrote while the tensors were written
             self._on_disk[content] = files  # whether or not the commit returns
             self._reserved = None  # from now on a manifest may name the file
+            lock.ensure()  # again, because writing the tensors took time, and the process may have dropped its lock
+            self._named_on_disk()
             self._generations.commit(content, files)
         except OSError as error:
             raise StoreError(
                 f"the snapshot of step {step} could not be written to {self.path} ({error}); "
-                "the earlier ones are intact: make room or repair the folder, then call again"
+                "the earlier ones are intact: free disk space or repair the folder, then call again"
             ) from error
         self._written = Sealed(committed, run, content)
         self._on_disk = {content: files}
 
     def rewind(self, step: int) -> None:
-        """Forget the snapshots after `step`; the next commit removes their files. The others are checked."""
+        """Discard the snapshots after `step`; the next commit removes their files. The others are checked."""
         before = self._writable()[0]
         if (kept := before.value.upto(step)) != before.value:
             self._written = Sealed(kept, before.run, kept.encode(str(before.run)))
@@ -135,14 +140,13 @@ class Folder:
             self.entries(one)
 
     def _require_untouched(self) -> None:
-        """Do not replace a lost manifest by an empty one: the next commit would remove what it named."""
+        """Reject a folder whose manifest was lost: with an empty one, the next commit would remove its snapshots."""
         previous = self._generations.previous
-        named = previous is not None and previous.exists()
+        named = previous is not None and durable.exists(previous)
         if named or any(self._generations.owns(path.name) for path in self._files.iterdir()):
-            remedy = "copy manifest.previous.json, the one before, to it" if named else "restore it"
+            remedy = "copy manifest.previous.json to manifest.json" if named else "restore it"
             raise DamagedError(
-                f"{self.path} must hold manifest.json beside the snapshots that are there, got none: {remedy}, "
-                "or choose another folder"
+                f"{self.path} contains snapshots, but manifest.json is missing: {remedy}, or choose another folder"
             )
 
     @property
@@ -152,12 +156,12 @@ class Folder:
     def _writable(self) -> tuple[Sealed[Manifest], durable.WriterLock]:
         if self._written is None or self._lock is None:
             raise StoreError(
-                f"{self.path} is open to read only: let a SnapshotEnsembler write to it, or call open_to_write()"
+                f"{self.path} is open for reading only: let a SnapshotEnsembler write to it, or call open_to_write()"
             )
         return self._written, self._lock
 
     def _named_on_disk(self) -> set[str]:
-        """The files that the manifest on disk names; it must be the one that this writer read or wrote last."""
+        """The files that the manifest on disk lists; it must be the one that this writer read or wrote last."""
         found = durable.contents(self.path / "manifest.json", jsonfile.SIZE_LIMIT)
         if found not in self._on_disk:
             raise StoreError(
@@ -185,13 +189,13 @@ def _encoded_length(name: str) -> int:
 def _items(
     file: str, specs: Mapping[str, Spec], tensors: Iterable[tuple[str, Tensor | Entry]], tied: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor | Place]]:
-    """What a snapshot's file holds itself, and the places of the rest."""
+    """The tensors that a snapshot's file contains, and the places of the others."""
     places: dict[str, Place] = {}
     for name, item in tensors:
         if isinstance(item, Stored) and item.name in specs:
             places[name] = item.path.name, item.name
             yield name, places[name]
-        else:  # there is no room in the header for a name that only earlier snapshots had
+        else:  # the header has no space for a name that only earlier snapshots had
             yield name, item if isinstance(item, Tensor) else item.read()
     for name, first in tied.items():
         yield name, places.get(first, (file, first))

@@ -1,4 +1,4 @@
-"""Generations: a sealed JSON file and the files that it names, replaced so that a crash leaves a whole generation."""
+"""Generations: a sealed JSON file and the files that it lists, replaced so that a crash leaves a complete set."""
 
 import logging
 import re
@@ -11,10 +11,10 @@ log = logging.getLogger("snapens")
 
 
 class Generations:
-    """`NAME.json`, the files that it names, and (with `previous`) `NAME.previous.json` with what that one names.
+    """`NAME.json`, the files that it lists, and (with `previous`) `NAME.previous.json` with the files that it lists.
 
-    New files are written first, under names never used before. Then `commit` publishes the JSON file, and only then
-    removes what no generation names. Whatever interrupts it, `NAME.json` is whole and everything it names exists.
+    New files are written first, under new names. Then `commit` publishes the JSON file, and then removes the files that
+    no generation lists. If it is interrupted, `NAME.json` is complete and every file that it lists exists.
     """
 
     def __init__(self, path: Path, files: Path, name: str, *, previous: bool = True) -> None:
@@ -29,15 +29,15 @@ class Generations:
         return self.files / f"{name}-{durable.unique()}.safetensors"
 
     def owns(self, name: str) -> bool:
-        """Whether a file is one of these, by its name."""
+        """Whether the name of a file is one that `file` returns."""
         return self._name.fullmatch(name) is not None
 
     def rest_on(self, content: bytes, files: Collection[str]) -> None:
-        """Take a generation that was read, and is intact, as the one before the next commit."""
+        """Use an intact generation that was read as the previous generation of the next commit."""
         self._base = content, frozenset(files)
 
     def commit(self, content: bytes, files: Collection[str]) -> None:
-        """Publish a generation whose files are written."""
+        """Publish a generation whose files are already written."""
         kept = set(files)
         if self.previous is not None and self._base is not None:
             durable.publish(self.previous, [self._base[0]])
@@ -47,9 +47,9 @@ class Generations:
         self.sweep(kept)
 
     def sweep(self, keep: Collection[str]) -> None:
-        """Remove files that no generation names, and temporaries of writers that were killed."""
+        """Remove files that no generation lists, and temporary files of writers that were killed."""
         try:
             durable.sweep(self.files, self._name, keep)
             durable.sweep(self.path.parent, self._json, [one.name for one in (self.path, self.previous) if one])
-        except OSError as error:  # the commit is complete; leftover files only take room until the next one
+        except OSError as error:  # the commit is complete; leftover files only use disk space until the next one
             log.warning("files in %s that are no longer needed could not be removed: %s", self.files, error)

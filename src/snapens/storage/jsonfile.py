@@ -28,11 +28,11 @@ def dumps(content: Any) -> bytes:
 
 
 class Encoded(str):
-    """A value that is JSON already."""
+    """A value that is already encoded as JSON."""
 
 
 def lines(content: dict[str, Any]) -> bytes:
-    """As strict JSON, one line per field: the encoding of a sealed file. It is the only one for its content."""
+    """As strict JSON, one line per field: the encoding of a sealed file. Each content has exactly one encoding."""
     fields = (f"{compact(name)}: {compact(value)}" for name, value in content.items())
     return ("{\n" + ",\n".join(fields) + "\n}\n").encode()
 

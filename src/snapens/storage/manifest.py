@@ -21,7 +21,7 @@ Elsewhere = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file of the folder and what it must be."""
+    """A file of the folder and its expected digest."""
 
     file: str
     digest: Digest
@@ -37,8 +37,8 @@ class FileRecord:
 class Record(FileRecord):
     """One snapshot: its completed step and its file.
 
-    A partial one holds only some of a model's tensors. The file itself says which tensors lie elsewhere; `elsewhere`
-    does so for files that format 1 wrote.
+    A partial snapshot holds only some of a model's tensors. The header of the file lists the tensors that are stored
+    elsewhere; `elsewhere` lists them for files of format 1.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Record(FileRecord):
 
     @cached_property
     def encoded(self) -> str:
-        """As JSON, kept for the next commits; `elsewhere` is left out if nothing is in it."""
+        """As JSON, cached for the next commits; `elsewhere` is omitted if it is empty."""
         described = {"step": self.step, "file": self.file, "digest": vars(self.digest), "partial": self.partial}
         return jsonfile.compact({**described, "elsewhere": self.elsewhere} if self.elsewhere else described)
 
@@ -66,7 +66,7 @@ class Manifest:
                 raise ArgumentError(f"snapshots must have ascending steps and earlier files, got step {record.step}")
             before = record.step
         if len(files) != len(self.snapshots):
-            raise ArgumentError("snapshots must have files of their own, got one file twice")
+            raise ArgumentError("snapshots must have different files, got the same file twice")
 
     def upto(self, step: int) -> "Manifest":
         """Without the snapshots after `step`."""
@@ -86,7 +86,7 @@ def read(path: Path) -> Sealed[Manifest]:
         raise StoreError(f"store must be a folder that holds manifest.json, got {path}: check the path") from error
 
 
-@lru_cache(maxsize=8)  # readers look at the disk each time
+@lru_cache(maxsize=8)  # readers read the disk each time
 def _parsed(path: Path, raw: bytes) -> Sealed[Manifest]:
     return sealed.read(path, "manifest", Manifest, format_1=_format_1, raw=raw)
 

@@ -11,14 +11,14 @@ from .tensorfile import Spec
 
 
 class Held:
-    """One tensor in memory, as `Stored` is one in a file. Equal means the same object."""
+    """One tensor in memory, the counterpart of `Stored`. Only the same object is equal."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
         self._tensor = tensor
 
     def read(self) -> Tensor:
-        """The tensor itself, not to be changed."""
+        """The tensor itself; do not change it."""
         return self._tensor
 
     def holds(self, tensor: Tensor) -> bool:
@@ -28,7 +28,7 @@ class Held:
 
 
 class Memory:
-    """A `Store` that ends with the process."""
+    """A `Store` in the memory of the process."""
 
     run = "memory"
 
@@ -41,7 +41,7 @@ class Memory:
         return dict.fromkeys(self._snapshots, "memory")
 
     def entries(self, step: int) -> dict[str, Entry]:
-        """Where each tensor of a snapshot lies."""
+        """The stored tensors of a snapshot by name."""
         return self._snapshots[step]
 
     def reserve(self, step: int) -> str:
@@ -57,18 +57,18 @@ class Memory:
         partial: bool,
     ) -> None:
         """Hold a snapshot."""
-        held = {name: Held(item.clone()) if isinstance(item, Tensor) else item for name, item in tensors}
+        held = {name: Held(item) if isinstance(item, Tensor) else item for name, item in tensors}
         self._snapshots[step] = held | {name: held[first] for name, first in tied.items()}
 
     def rewind(self, step: int) -> None:
-        """Forget the snapshots after `step`."""
+        """Discard the snapshots after `step`."""
         self._snapshots = {kept: held for kept, held in self._snapshots.items() if kept <= step}
 
     def open_to_write(self, resume: bool) -> None:
-        """Nothing to do, except that snapshots are accepted only with `resume`."""
+        """Only check that snapshots exist only with `resume`."""
         if self._snapshots and not resume:
             raise StoreError(
-                f"store must be without snapshots, got {list(self._snapshots)}: use a new one, or resume=True"
+                f"store must be without snapshots, got steps {list(self._snapshots)}: use another, or pass resume=True"
             )
 
     def close(self) -> None:

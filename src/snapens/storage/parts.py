@@ -1,7 +1,7 @@
 """The outputs of one part of the data in a run folder: one file per member, one for the labels, and `PART.json`."""
 
-import logging
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,24 +11,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, DamagedError, MismatchError, StoreError
-from . import durable, manifest, sealed, tensorfile
+from ..errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
+from . import durable, jsonfile, manifest, sealed, tensorfile
 from .generations import Generations
 from .manifest import FileRecord
 from .tensorfile import About, Spec, Stored
-
-log = logging.getLogger("snapens")
 
 Member = tuple[str, NDArray[np.float16]]
 """The name of a snapshot, and log-probabilities (examples, classes)."""
 
 FORMAT_1 = "outputs.safetensors"
+_LOCK_SECONDS = 60.0  # it is held for a moment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True)
 class MemberRecord(FileRecord):
-    """One member: its step, the snapshot that it is, and the file with its log-probabilities."""
+    """One member: its step, its snapshot, and the file with its log-probabilities."""
 
     step: int
     snapshot: str
@@ -36,7 +35,7 @@ class MemberRecord(FileRecord):
 
 @dataclass(frozen=True)
 class Index:
-    """What `PART.json` holds."""
+    """The content of `PART.json`."""
 
     examples: int
     classes: int
@@ -45,7 +44,7 @@ class Index:
 
 
 class PartFolder:
-    """The outputs of one part in a run folder, as they are at one moment: make a new one for each operation."""
+    """The outputs of one part in a run folder, at one moment: create a new object for each operation."""
 
     def __init__(self, folder: Path, part: str) -> None:
         if not _NAME.fullmatch(part):
@@ -53,43 +52,50 @@ class PartFolder:
         self.folder, self.part, self.path = folder, part, folder / "outputs" / f"{part}.json"
         self._manifest = manifest.read(folder)
         self.snapshots = {record.step: record.file for record in self._manifest.value.snapshots}
-        """The members that there are: step -> name of the snapshot."""
+        """The members: step -> name of the snapshot."""
 
     @property
     def exists(self) -> bool:
         """Whether anything was saved for this part."""
-        return self._index is not None or f"{self.part}_labels" in self._format_1
+        return self._index is not None or self.is_format_1
 
     @property
-    def needs_format_1(self) -> bool:
-        """Whether a member's outputs are only in the file of format 1, if anywhere."""
-        known = {record.snapshot for record in self._index.members} if self._index else set()
-        return not set(self.snapshots.values()) <= known
+    def is_format_1(self) -> bool:
+        """Whether the outputs are those in the file of format 1."""
+        return self._index is None and f"{self.part}_labels" in self._format_1
+
+    @property
+    def version(self) -> tuple[bytes, bytes]:
+        """What the JSON files hold now; another version means that a writer replaced files."""
+        index = durable.contents(self.path, jsonfile.SIZE_LIMIT) if durable.exists(self.path) else b""
+        return durable.contents(self.folder / "manifest.json", jsonfile.SIZE_LIMIT), index
 
     def labels(self) -> Stored:
-        """Where the labels lie."""
+        """The stored labels."""
         if (index := self._index) is None:
             return self._format_1[f"{self.part}_labels"]
         return self._checked(index.labels, None, "labels", Spec(torch.int64, (index.examples,)))
 
     def member(self, step: int) -> Stored:
-        """Where the log-probabilities (examples, classes) of a member lie; they are checked."""
+        """The stored log-probabilities (examples, classes) of a member; their file is checked."""
         index, snapshot = self._index, self.snapshots.get(step)
         record = next((one for one in index.members if one.snapshot == snapshot), None) if index else None
         if index and record:
             spec = Spec(torch.float16, (index.examples, index.classes))
             return self._checked(record, record.step, "log_probabilities", spec)
-        if step in self._steps_1 and (rows := self._format_1.get(self.part)):
+        if self.is_format_1 and step in self._steps_1 and (rows := self._format_1.get(self.part)):
+            if len(rows.shape) != 3 or 0 in rows.shape or rows.shape[0] != len(self._steps_1):
+                raise DamagedError(f"{rows.path} must hold (members, examples, classes) of {self.part!r}: restore it")
             spec = Spec(rows.dtype, rows.shape[1:])
             return Stored(rows.path, rows.name, rows.offset + self._steps_1.index(step) * spec.nbytes, *spec)
         raise DamagedError(
             f"{self.path.parent} must hold the outputs of every member for the part {self.part!r}, but those of step "
-            f"{step} are missing: restore them, resume the run, or save them again"
+            f"{step} are missing: save the outputs of all members again, or resume the run"
         )
 
     def put(self, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
         """Write members, and drop all others if `replace`, or else those whose snapshot no longer exists."""
-        run, index = str(self._manifest.run), None if replace else self._intact_index()
+        run, index = str(self._manifest.run), None if replace else self._index
         alive = set(self.snapshots.values()) - {snapshot for snapshot, _ in members.values()}
         records = [record for record in (index.members if index else ()) if record.snapshot in alive]
         classes = next(iter(members.values()))[1].shape[-1]
@@ -114,17 +120,10 @@ class PartFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _intact_index(self) -> Index | None:
-        try:
-            return self._index
-        except DamagedError as error:
-            log.warning("%s; the outputs of the part are written again", error)
-            return None
-
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
         path = self.folder / FORMAT_1
-        return tensorfile.entries(path) if path.exists() else {}
+        return tensorfile.entries(path) if durable.exists(path) else {}
 
     @cached_property
     def _steps_1(self) -> list[int]:
@@ -148,11 +147,23 @@ class PartFolder:
 
 def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
     """The steps of all members, their log-probabilities (members, examples, classes), and the labels."""
-    files = PartFolder(folder, part)
+    while True:
+        files = PartFolder(folder, part)
+        version = files.version
+        try:
+            return _loaded(folder, part, files)
+        except DamagedError:
+            if files.version == version:
+                raise  # otherwise a writer replaced the files in the meantime: read them again
+
+
+def _loaded(
+    folder: Path, part: str, files: PartFolder
+) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
     if not files.exists:
-        raise StoreError(f"{folder} holds no outputs of the part {part!r}: save some first")
+        raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
     if not files.snapshots:
-        raise StoreError(f"{folder} holds no snapshot yet: wait for the first minimum")
+        raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
     rows = [files.member(step) for step in files.snapshots]
     if {(row.dtype, len(row.shape)) for row in rows} != {(torch.float16, 2)} or len({row.shape for row in rows}) > 1:
         raise DamagedError(f"{folder} must hold float16 outputs of one shape for the part {part!r}: restore them")
@@ -163,10 +174,10 @@ def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16],
 
 
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
-    """Write members of a part; only one writer at a time does so."""
+    """Write members of a part; only one writer at a time does so, and others wait for it."""
     try:
-        (folder / "outputs").mkdir(exist_ok=True)
-        lock = durable.WriterLock(folder / "outputs" / "writer.lock")
+        durable.make_subfolder(folder / "outputs")
+        lock = _lock(folder / "outputs" / "writer.lock")
         try:
             PartFolder(folder, part).put(members, labels, replace=replace)
         finally:
@@ -174,5 +185,16 @@ def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray
     except OSError as error:
         raise StoreError(
             f"the outputs of the part {part!r} could not be written to {folder} ({error}); "
-            "the earlier ones are intact: make room, then try again"
+            "the earlier ones are intact: free disk space, then try again"
         ) from error
+
+
+def _lock(path: Path) -> durable.WriterLock:
+    begun = time.monotonic()
+    while True:
+        try:
+            return durable.WriterLock(path)
+        except LockedError:
+            if time.monotonic() - begun > _LOCK_SECONDS:
+                raise
+            time.sleep(0.01)

@@ -1,6 +1,6 @@
-"""Sealed JSON files: each one carries its format, its kind, the run that it belongs to, and a checksum of all that.
+"""Sealed JSON files: each file contains its format, its kind, the run that it belongs to, and a checksum.
 
-A reader accepts a file only if its bytes are the encoding of what it parsed, so that every altered bit is detected.
+A reader accepts a file only if its bytes are the encoding of the parsed content, so that every altered bit is detected.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sealed(Generic[T]):
-    """What a file holds: the value, the run that it belongs to (format 1 did not always say), and the file's bytes."""
+    """The content of a file: the value, the run that it belongs to (format 1 may have none), and the file's bytes."""
 
     value: T
     run: str | None
@@ -42,10 +42,10 @@ def read(
     format_1: Callable[[dict[str, Any]], T] | None = None,
     raw: bytes | None = None,
 ) -> Sealed[T]:
-    """Read a file as a `form`; `format_1` decodes what format 1 had in its place; `raw` is the content if it is known.
+    """Read a file as a `form`; `format_1` decodes a file of format 1; `raw` is the content if it is already known.
 
-    A missing file is a FileNotFoundError. A damaged one, or one of another run, is a DamagedError; one of a newer
-    version, or one that the system cannot read, is another StoreError.
+    A missing file raises FileNotFoundError; a damaged file, or a file of another run, raises DamagedError; a file of a
+    newer version, or one that the system cannot read, raises another StoreError.
     """
     raw = durable.contents(path, jsonfile.SIZE_LIMIT) if raw is None else raw
     intact = False
@@ -64,21 +64,21 @@ def read(
                 f"{path} cannot be interpreted by this version of snapens ({error}): install a newer one"
             ) from error
         previous = path.with_suffix(".previous.json")
-        remedy = f"{previous.name} beside it is the one before: copy it over this one"
+        remedy = f"copy the previous version, {previous.name}, over it"
         raise DamagedError(
-            f"{path} must be what snapens wrote, got {error}: {remedy if previous.exists() else 'restore the file'}"
+            f"{path} must be unaltered, got {error}: {remedy if previous.exists() else 'restore the file'}"
         ) from error
 
 
 def _unsealed(path: Path, kind: str, run: str | None, raw: bytes, content: dict[str, Any]) -> str:
-    """Check a seal and remove it from the content; returns the run."""
+    """Check the seal, remove it from the content, and return the run."""
     found = content.get("format")
     if type(found) is int and found > FORMAT and not _is_sealed({**content, "format": FORMAT}):
         raise StoreError(
             f"{path} must have format {FORMAT} or older to be read here, got {found}: install a newer snapens"
         )
     if found != FORMAT or not _is_sealed(content) or raw != jsonfile.lines(content):
-        raise ValueError("another content than its checksum says")
+        raise ValueError("checksum mismatch")
     if content["kind"] != kind:
         raise ValueError(f"a file of kind {content['kind']}")
     if run is not None and content["run"] != run:

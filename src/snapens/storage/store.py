@@ -1,4 +1,4 @@
-"""What the stores of snapshots have in common, whether they hold them in a folder or in memory."""
+"""The interface of the stores of snapshots, in a folder or in memory."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -10,7 +10,7 @@ from .tensorfile import Spec
 
 
 class Entry(Protocol):
-    """Where one tensor of a snapshot lies. Equal entries have the same content."""
+    """One stored tensor of a snapshot. Equal entries have the same content."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -21,7 +21,7 @@ class Entry(Protocol):
         """The tensor's shape."""
 
     def read(self) -> Tensor:
-        """The tensor, not to be changed."""
+        """The tensor; do not change it."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether this is the tensor's content, bit for bit."""
@@ -36,10 +36,10 @@ class Store(Protocol):
 
     @property
     def steps(self) -> dict[int, str]:
-        """The committed snapshots, ascending: step -> a name that no other snapshot of the run has had."""
+        """The committed snapshots, ascending: step -> a name that is unique in the run."""
 
     def entries(self, step: int) -> Mapping[str, Entry]:
-        """Where each tensor of a snapshot lies."""
+        """The stored tensors of a snapshot by name."""
 
     def reserve(self, step: int) -> str:
         """The name that the snapshot of a step will have if it is committed next."""
@@ -52,18 +52,18 @@ class Store(Protocol):
         tied: Mapping[str, str],
         partial: bool,
     ) -> None:
-        """Commit a snapshot, whole or not at all.
+        """Commit a snapshot completely or not at all.
 
-        `specs` describes every tensor in the order of `tensors`, which gives them one at a time: a contiguous tensor
-        on the CPU, or the entry of the store that already holds its content. An error that it raises leaves no trace.
-        `tied` gives the names that stand for another name's tensor.
+        `specs` describes every tensor in the order of `tensors`, which yields them one at a time: a contiguous tensor
+        on the CPU, or the entry of the store that already holds its content. If it raises an error, nothing is stored.
+        `tied` maps the names of tied tensors to the name that is stored.
         """
 
     def rewind(self, step: int) -> None:
-        """Forget the snapshots after `step`."""
+        """Discard the snapshots after `step`."""
 
     def open_to_write(self, resume: bool) -> None:
-        """Become the one writer; a store that holds snapshots is accepted only with `resume`."""
+        """Become the only writer; a store that holds snapshots is accepted only with `resume`."""
 
     def close(self) -> None:
-        """Give up the right to write; reading remains possible."""
+        """Release the store to other writers; reading remains possible."""

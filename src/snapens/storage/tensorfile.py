@@ -1,8 +1,8 @@
 """The safetensors format: eight bytes of header length, a JSON header, the tensors' raw bytes.
 
-Written and read here rather than by the safetensors package for three reasons: a commit writes one tensor at a time
-and syncs the file itself; the memory of the live tensors is written without a copy; a reader holds one tensor at a
-time, where a mapped file would count as a second copy of the model.
+Written and read here rather than by the safetensors package for two reasons: a commit writes one tensor at a time
+and syncs the file itself; a reader holds one tensor at a time, where a mapped file would count as a second copy of
+the model.
 """
 
 import math
@@ -40,16 +40,16 @@ _CODES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
-_HEADER_LIMIT = 100_000_000  # the format's own
+_HEADER_LIMIT = 100_000_000  # from the specification of the format
 _NAME_LIMIT = 100_000
 _CHUNK = 1 << 20
 
 Place = tuple[str, str]
-"""Where another file, or another name of the same file, holds a tensor: (file, name in that file)."""
+"""The place of a tensor in another file, or under another name in the same file: (file, name in that file)."""
 
 
 class Spec(NamedTuple):
-    """What a tensor will be, before its content is known."""
+    """The dtype and shape of a tensor, before its content is known."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class About:
-    """What a file belongs to. It is part of the file's metadata, and readers compare it."""
+    """The run, kind and step of a file, which are part of its metadata and are checked by readers."""
 
     run: str
     kind: str
@@ -71,7 +71,7 @@ class About:
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a file: where it lies and what it is. Equal means the same bytes on disk."""
+    """One tensor in a file: its place, dtype and shape. Equal objects are the same bytes on disk."""
 
     path: Path
     name: str
@@ -80,7 +80,7 @@ class Stored:
     shape: tuple[int, ...]
 
     def read(self) -> Tensor:
-        """The tensor, in memory of its own."""
+        """Read the tensor into new memory."""
         content = torch.empty(Spec(self.dtype, self.shape).nbytes, dtype=torch.uint8)
         self.read_into(content.numpy().data)
         return content.view(self.dtype).reshape(self.shape)
@@ -93,7 +93,7 @@ class Stored:
                 raise DamagedError(f"{self.path} ends inside a tensor: it was truncated; restore the file")
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether the file has exactly these bytes. A trained tensor differs in its first chunk."""
+        """Whether the file has exactly these bytes. A trained tensor usually differs in its first chunk."""
         if (tensor.dtype, tuple(tensor.shape)) != (self.dtype, self.shape):
             return False
         with _open(self.path) as file:
@@ -119,10 +119,10 @@ def stream(
     about: About,
     longest: Place | None = None,
 ) -> durable.Digest:
-    """Write a file tensor by tensor, in file order; each is held only while it is written.
+    """Write a file tensor by tensor, in file order; each tensor is in memory only while it is written.
 
-    An item is a contiguous tensor on the CPU, or the place that already holds it; no place is longer than `longest`.
-    Since the header comes first but depends on the items, room for it is reserved and the rest is filled with spaces.
+    An item is a contiguous tensor on the CPU, or the place where it is already stored; no place is longer than
+    `longest`. The header comes first but depends on the items, so space for it is reserved and filled up with spaces.
     """
     metadata = {"format": str(FORMAT), "run": about.run, "kind": about.kind}
     if about.step is not None:
@@ -144,7 +144,7 @@ def stream(
         if elsewhere:
             metadata["elsewhere"] = jsonfile.compact(elsewhere)
         if len(text := jsonfile.compact(header).encode()) > room:
-            raise ArgumentError(f"longest must be the longest place that an item has, got {longest}")
+            raise ArgumentError(f"longest must be the longest place of an item, got {longest}")
         file.seek(0)
         file.write(room.to_bytes(8, "little") + text.ljust(room))
 
@@ -152,12 +152,12 @@ def stream(
 
 
 def entries(path: Path, about: About | None = None) -> dict[str, Stored]:
-    """The tensors that a file holds itself, from its header alone."""
+    """The tensors in a file, from its header alone."""
     return header(path, about)[0]
 
 
 def header(path: Path, about: About | None = None) -> tuple[dict[str, Stored], dict[str, Place]]:
-    """The tensors that a file holds, and the places of those that lie elsewhere; `about` is what it must belong to."""
+    """The tensors in a file, and the places of those that are stored elsewhere; `about` must match its metadata."""
     with _open(path) as file:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length <= _HEADER_LIMIT else b""
@@ -179,7 +179,7 @@ def header(path: Path, about: About | None = None) -> tuple[dict[str, Stored], d
 
 
 def _room(specs: Mapping[str, Spec], metadata: Mapping[str, str], longest: Place | None) -> int:
-    """The most bytes that a header may need, as a multiple of 8, so that the tensors are aligned."""
+    """The largest possible size of a header in bytes, a multiple of 8, so that the tensors are aligned."""
     total = sum(spec.nbytes for spec in specs.values())
     room = len(jsonfile.compact({"__metadata__": {**metadata, "elsewhere": ""}}))
     for name, spec in specs.items():
@@ -190,6 +190,8 @@ def _room(specs: Mapping[str, Spec], metadata: Mapping[str, str], longest: Place
 
 
 def _described(name: str, spec: Spec, begin: int, end: int) -> dict[str, Any]:
+    if name == "__metadata__":
+        raise ArgumentError("a stored tensor must not be named '__metadata__', which the format reserves: rename it")
     if spec.dtype not in _CODES:
         raise ArgumentError(
             f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {spec.dtype} for {name!r}"
@@ -206,17 +208,17 @@ def _entry(path: Path, name: str, start: int, dtype: str, shape: list[int], data
 
 
 def _check_cover(found: Iterable[Stored], start: int, size: int) -> None:
-    """The tensors must lie one after the other and fill the file, as the format demands."""
+    """Check that the tensors are contiguous and fill the file, as the format requires."""
     for stored in sorted(found, key=lambda stored: (stored.offset, math.prod(stored.shape))):
         if stored.offset != start:
             raise ValueError(f"{stored.name!r} overlaps another tensor or leaves a gap")
         start += Spec(stored.dtype, stored.shape).nbytes
     if start != size:
-        raise ValueError(f"it describes {start} bytes of {size}")
+        raise ValueError(f"it describes {start} bytes, but the file has {size}")
 
 
 def _check_about(path: Path, metadata: Mapping[str, str], about: About | None) -> None:
-    """Compare what a file says about itself; format 1, and other programs, wrote nothing."""
+    """Check the metadata of a file; files of format 1, and of other programs, have none."""
     if "format" not in metadata:
         return
     if int(metadata["format"]) > FORMAT:

@@ -1,4 +1,4 @@
-"""Values from JSON, each of exactly the type that its field has."""
+"""Decode JSON values, each to exactly the type of its field."""
 
 import sys
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,14 +10,14 @@ from ..errors import ArgumentError
 
 
 class UnknownFieldError(ArgumentError):
-    """An object has a field that this version does not know; a newer one may have written it."""
+    """An object has an unknown field; a newer version may have written it."""
 
 
 def decoded(kind: Any, value: Any, where: str) -> Any:
     """A JSON value as `kind`; `where` names it in errors.
 
     Known kinds are dataclasses, `tuple[X, ...]`, `tuple[X, Y]`, `dict[str, X]`, `X | None`, `Literal`, `Any`, plain
-    types, and classes with a method `of`, which decode themselves. Missing fields take their default. Numbers are
+    types, and classes with a method `of`, which decodes them. Missing fields have their default. Numbers are
     finite; a whole number is accepted for a float, and nothing else is converted.
 
     Examples:

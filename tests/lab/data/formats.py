@@ -1,13 +1,31 @@
 """Writers of tiny data sets, each in the format of the real files, from pixels that the tests know."""
 
+import hashlib
 import io
 import struct
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from PIL import Image
 from scipy.io import savemat
+
+from snapens.lab.data.sources import SOURCES, Source
+
+
+@pytest.fixture
+def trusted(monkeypatch):
+    """Makes the content of a file the published one."""
+
+    def trust(path):
+        md5, url = hashlib.md5(path.read_bytes()).hexdigest(), "http://nowhere"
+        before = SOURCES.get(path.name, Source(url, md5))
+        monkeypatch.setitem(SOURCES, path.name, replace(before, md5=md5))
+        return path
+
+    return trust
 
 
 def noise(count, size=32, seed=0):

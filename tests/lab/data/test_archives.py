@@ -1,4 +1,3 @@
-import hashlib
 import stat
 import tarfile
 import zipfile
@@ -8,21 +7,9 @@ import pytest
 
 from snapens.errors import DataError
 from snapens.lab.data.archives import unpack
-from snapens.lab.data.sources import SOURCES, Source
 
+trusted = formats.trusted
 GOOD = ("set/a.bin", tarfile.REGTYPE, b"good")
-
-
-@pytest.fixture
-def trusted(monkeypatch):
-    """Make the MD5 of an archive correct: its content must be checked nevertheless."""
-
-    def trust(path):
-        md5 = hashlib.md5(path.read_bytes()).hexdigest()
-        monkeypatch.setitem(SOURCES, path.name, Source("http://nowhere", md5))
-        return path
-
-    return trust
 
 
 def test_a_folder_is_unpacked_next_to_its_archive(tmp_path, trusted):
@@ -75,6 +62,13 @@ def test_a_file_that_is_not_an_archive_is_rejected(tmp_path, trusted, name):
     (tmp_path / name).write_bytes(b"<html>not found</html>")
     with pytest.raises(DataError, match="must be a complete archive, got"):
         unpack(trusted(tmp_path / name), "set")
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_an_empty_archive_is_rejected(tmp_path, trusted, name):
+    archive = trusted((formats.tar if name == "a.tar.gz" else formats.zipped)(tmp_path / name))
+    with pytest.raises(DataError, match="must hold regular files in one folder, got 'no files'"):
+        unpack(archive, "set")
 
 
 def test_nothing_of_an_incomplete_tar_is_unpacked(tmp_path, trusted):

@@ -1,4 +1,4 @@
-import hashlib
+import pickle
 import shutil
 
 import formats
@@ -7,8 +7,8 @@ import pytest
 
 from snapens.errors import DataError, MissingDataError
 from snapens.lab.data import load
-from snapens.lab.data.sources import SOURCES, Source
 
+trusted = formats.trusted
 TRAIN, TEST = formats.noise(20, seed=1), formats.noise(6, seed=2)
 WRITERS = {"cifar10": (formats.cifar10, 10), "cifar100": (formats.cifar100, 100)}
 
@@ -94,14 +94,36 @@ def test_a_pickle_of_other_content_is_rejected(tmp_path, content):
         load("cifar100", tmp_path)
 
 
-def test_an_archive_is_checked_and_unpacked_completely(tmp_path, monkeypatch):
+@pytest.mark.parametrize("names", [[b"\xff"] * 100, [1] * 100, None, ["one"]])
+def test_class_names_of_other_content_are_rejected(tmp_path, names):
+    folder, *_ = written(tmp_path, "cifar100", pickled=True)
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}))
+    with pytest.raises(DataError, match=r"meta must (be a list of class names, got \w+|name 100 classes)"):
+        load("cifar100", tmp_path)
+
+
+def test_class_names_that_are_not_text_are_rejected(tmp_path):
+    folder, *_ = written(tmp_path, "cifar100")
+    (folder / "fine_label_names.txt").write_bytes(b"\xff\n" * 100)
+    with pytest.raises(DataError, match=r"fine_label_names.txt must be a list of class names, got UnicodeDecodeError"):
+        load("cifar100", tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    folder, *_ = written(tmp_path, "cifar100")
+    with open(folder / "test.bin", "wb") as file:
+        file.truncate(8 << 30)  # a hole: it takes no room
+    with pytest.raises(DataError, match=r"test.bin must have at most 536870912 bytes, got 8589934592"):
+        load("cifar100", tmp_path)
+
+
+def test_an_archive_is_checked_and_unpacked_completely(tmp_path, trusted):
     folder, labels, _ = written(tmp_path, "cifar100")
     archive = formats.tar(tmp_path / "cifar-100-binary.tar.gz", of=folder)
     shutil.rmtree(folder)
     with pytest.raises(DataError, match="must have the MD5 03b5dce01913d631647c71ecec9e9cb8, got"):
         load("cifar100", tmp_path)
-    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
-    monkeypatch.setitem(SOURCES, archive.name, Source("http://nowhere", md5))
+    trusted(archive)
     np.testing.assert_array_equal(load("cifar100", tmp_path).train.labels, labels)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cifar-100-binary", "cifar-100-binary.tar.gz"]
 

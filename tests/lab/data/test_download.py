@@ -7,7 +7,7 @@ import formats
 import numpy as np
 import pytest
 
-from snapens.errors import DataError
+from snapens.errors import DataError, SnapensError
 from snapens.lab.data import load
 from snapens.lab.data.download import fetch
 from snapens.lab.data.sources import SOURCES, Source
@@ -116,6 +116,15 @@ def test_without_a_length_from_the_server_the_md5_decides(tmp_path, server):
     reported = []
     assert fetch(NAME, tmp_path, lambda done, total: reported.append(total)).read_bytes() == CONTENT
     assert {*reported} == {0}
+
+
+def test_a_link_in_place_of_the_partial_file_is_not_written_through(tmp_path, server):
+    server.offer(NAME, CONTENT)
+    (tmp_path / "outside").write_bytes(b"mine")
+    (tmp_path / f"{NAME}.part").symlink_to(tmp_path / "outside")
+    with pytest.raises(SnapensError, match=r"\.part must be a regular file, got a symbolic link: remove the link"):
+        fetch(NAME, tmp_path)
+    assert (tmp_path / "outside").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("start", [b"", b"rubbish", CONTENT + b"too long"])

@@ -182,8 +182,15 @@ def test_a_fifo_is_rejected_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     photos = PhotoFiles(tmp_path, ["a.png"])
     for use in (files.sizes, lambda photos: photos.crops(np.array([0]), None), lambda photos: [*photos.identity()]):
-        with pytest.raises(DataError, match=r"a.png: OSError: .*a.png is not a regular file"):
+        with pytest.raises(DataError, match=r"a.png: must be a regular file: restore it"):
             use(photos)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    with open(tmp_path / "a.png", "wb") as file:
+        file.truncate(8 << 30)  # a hole: it takes no room
+    with pytest.raises(DataError, match=r"a.png: must have at most 536870912 bytes, got 8589934592"):
+        files.sizes(PhotoFiles(tmp_path, ["a.png"]))
 
 
 def test_a_missing_pillow_is_an_error_that_names_the_extra(tmp_path, monkeypatch):

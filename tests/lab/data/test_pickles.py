@@ -1,5 +1,7 @@
 import os
 import pickle
+import subprocess
+import sys
 
 import formats
 import numpy as np
@@ -51,6 +53,34 @@ def test_a_pickle_that_refers_to_other_code_is_rejected_and_not_run(tmp_path, fu
     with pytest.raises(DataError, match="which is not allowed: download it again"):
         read(tmp_path, pickle.dumps({"data": Hostile(function, *hostile)}, protocol))
     assert not trace.exists()
+
+
+SMALL = {
+    "a string of 2 GB": b"\x80\x02T\xff\xff\xff\x7f.",
+    "an entry of the memo at 4 GB": b"\x80\x02Nr\xff\xff\xff\x0f.",
+    "bytes of 1 TB": b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little") + b".",
+    "a bytearray of 1 TB": b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",
+    "a key of nested tuples": b"\x80\x02}K\x07" + b"\x85" * 1_000_000 + b"K\x01s.",
+}
+
+
+@pytest.mark.parametrize("content", SMALL.values(), ids=SMALL)
+def test_a_small_pickle_cannot_allocate_much_memory_or_overflow_the_stack(tmp_path, content):
+    code = """
+import resource, sys
+from pathlib import Path
+from snapens.errors import DataError
+from snapens.lab.data import pickles
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    pickles.read(Path(sys.argv[1]))
+except DataError as error:
+    assert "MemoryError" not in str(error), error
+    sys.exit(7)
+"""
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 7
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_damaged_record_is_an_error_of_ours_and_stays_as_it_is(tmp_path, conte
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 def test_a_record_that_is_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "snapens-split.json")
-    with pytest.raises(OSError, match="is not a regular file"):
+    with pytest.raises(DataError, match=r"snapens-split.json must be a regular file"):
         split(tmp_path, ALL)
 
 

@@ -86,7 +86,7 @@ def test_what_was_measured_is_kept_in_the_run_and_read_back(finished, tmp_path):
     assert curves == between(finished.step, finished.run.snapshots)
     for damaged in ("[NaN]", "{}", json.dumps(asdict(replace(curves, lines=(replace(curves.lines[1], snapshot=3),))))):
         (tmp_path / "run/curves.json").write_text(damaged)
-        with pytest.raises(DamagedError, match=r"curves.json must be what snapens wrote, got .*: re"):
+        with pytest.raises(DamagedError, match=r"curves.json must be unaltered, got .*: re"):
             finished.run.curves()
 
 

@@ -1,16 +1,9 @@
 """The one training loop: what a run leaves, and that nothing which interrupts it changes that."""
 
-import builtins
 import errno
 import json
 import math
-import os
-import random
-import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +19,6 @@ from snapens.lab.engine import training as training_module
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
 from snapens.lab.engine.training import Training
-from snapens.lab.records import log as log_module
 from snapens.lab.records import source
 from snapens.lab.records.run import Run
 from snapens.storage import durable
@@ -36,7 +28,6 @@ CPU = torch.device("cpu")
 SETTINGS = {"method": "grow", "pattern": ("fresh", "warm"), "dropout": 0.3, "held_out": 8, "seed": 5}
 GROW = tiny.recipe(cycles=4, epochs=6, **SETTINGS)
 """24 steps: all that a run can have. Snapshots at 6, 12, 18 and 24."""
-LONGER, SHORTER = tiny.recipe(cycles=4, epochs=36, **SETTINGS), tiny.recipe(cycles=2, epochs=3, **SETTINGS)
 
 
 def trained(*jobs, resume=False, state_seconds=300.0, **options):
@@ -593,137 +584,3 @@ def test_a_run_folder_holds_nothing_that_a_pickle_begins_with(tmp_path):
         *["snapshots"] * 4,
         *["state"] * 2,
     ]
-
-
-# killed
-
-
-class Killer:
-    """Counts the steps and the file operations of a process, and ends it by SIGKILL at one of them."""
-
-    def __init__(self, at):
-        self.count, self.at = 0, at
-        TrainingStep.__call__ = self.counted(TrainingStep.__call__)
-        for owner, name in ((os, "open"), (os, "fsync"), (os, "replace"), (Path, "unlink"), (Path, "mkdir")):
-            setattr(owner, name, self.counted(getattr(owner, name)))
-        durable.open = log_module.open = self.opened
-
-    def counted(self, function):
-        def operation(*args, **kwargs):
-            self.tick()
-            return function(*args, **kwargs)
-
-        return operation
-
-    def tick(self):
-        self.count += 1
-        if self.count == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def opened(self, *args, **kwargs):
-        self.tick()
-        return Halfway(builtins.open(*args, **kwargs), self.tick)
-
-
-class Halfway:
-    """A file whose writes can be cut in the middle."""
-
-    def __init__(self, file, tick):
-        self.file, self.tick = file, tick
-
-    def write(self, data):
-        half = len(data) // 2
-        written = self.file.write(data[:half])
-        self.file.flush()
-        self.tick()
-        return written + self.file.write(data[half:])
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def __iter__(self):
-        return iter(self.file)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-
-
-def forked(path, recipe, at=-1):
-    """Train in a process of its own, killed at an operation; how many there were, or 0 where it was killed."""
-    reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            killer = Killer(at)
-            training_module._BURST_STEPS = 2
-            [training] = trained((recipe, path), resume=True, state_seconds=-1.0)
-            assert training.finished
-            os.write(writer, str(killer.count).encode())
-            os._exit(0)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    status = os.waitpid(child, 0)[1]
-    counted = os.read(reader, 20)
-    os.close(reader)
-    assert os.WEXITSTATUS(status) == 0 if counted else os.WTERMSIG(status) == signal.SIGKILL, status
-    return int(counted or 0)
-
-
-def kill_at_random(folder, recipe, kills):
-    """One run, killed so often at random and each time resumed."""
-    assert forked(folder / "whole", recipe)
-    rng, reached = random.Random(0), []
-    for _ in range(kills):
-        assert not forked(folder / "run", recipe, at=rng.randint(1, 300)), f"finished after {len(reached)} kills"
-        state = Run(folder / "run").state()
-        reached.append(0 if state is None else state.completed)
-    assert forked(folder / "run", recipe)
-    assert_same(folder / "run", folder / "whole")
-    assert reached == sorted(reached)
-    assert reached[-1] > recipe.schedule(32).total_steps // 2, reached
-    print(kills, "kills survived")
-
-
-def kill_at_each(folder, recipe):
-    """As many runs as there are operations in one, each killed at another and resumed."""
-    total = forked(folder / "whole", recipe)
-    for at in range(1, total + 1):
-        assert not forked(folder / f"{at}", recipe, at)
-        assert forked(folder / f"{at}", recipe)
-        assert_same(folder / f"{at}", folder / "whole")
-    print(total, "kills survived")
-
-
-def in_a_process(call, tmp_path):
-    """From a process without threads, so that it can fork."""
-    code = (
-        "import sys; from pathlib import Path; sys.path[:0] = [sys.argv[1], sys.argv[1] + '/engine']; "
-        "import torch, torch._dynamo; torch.set_num_threads(1); "  # imported once, not in every fork
-        f"import test_training; folder = Path(sys.argv[2]); test_training.{call}"
-    )
-    command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("kills survived\n"), done.stderr[-3000:]
-
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-
-
-@needs_fork
-def test_a_run_killed_ten_times_ends_as_the_one_never_killed(tmp_path):
-    in_a_process("kill_at_random(folder, test_training.GROW, kills=10)", tmp_path)
-
-
-@needs_fork
-@pytest.mark.long
-def test_a_run_killed_fifty_times_ends_as_the_one_never_killed(tmp_path):
-    in_a_process("kill_at_random(folder, test_training.LONGER, kills=50)", tmp_path)
-
-
-@needs_fork
-@pytest.mark.long
-def test_a_run_killed_at_any_of_its_operations_ends_as_the_one_never_killed(tmp_path):
-    in_a_process("kill_at_each(folder, test_training.SHORTER)", tmp_path)

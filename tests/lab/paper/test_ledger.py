@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,15 +186,15 @@ def lose_the_last_snapshot(run):
         (lambda run: (run.path / "log.jsonl").write_text(""), StoreError, "run must be finished to be recorded, got"),
         (lambda run: (run.path / "recipe.json").unlink(), StoreError, "run must be a folder that holds recipe.json"),
         (lose_the_last_snapshot, DamagedError, "must hold 6 snapshots, the last at step 234375"),
-        (lambda run: (run.path / "curves.json").write_text("{}"), DamagedError, "curves.json must be what snapens"),
+        (lambda run: (run.path / "curves.json").write_text("{}"), DamagedError, "curves.json must be unaltered"),
         (
             lambda run: run.note("trained", epoch=1),
             DamagedError,
-            "log.jsonl must be as snapens wrote it",
+            "log.jsonl must be unaltered",
         ),
-        (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be as snapens wrote it"),
+        (lambda run: run.note("finished", **{**MADE, "seconds": "?"}), DamagedError, "must be unaltered"),
         (lambda run: run.note("finished", seconds=1.0), DamagedError, "must state seconds, device, torch and snapens"),
-        (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be as snapens"),
+        (lambda run: run.note("finished", seconds=1.0, **{**MADE, "device": 7}), DamagedError, "must be unaltered"),
     ],
 )
 def test_a_run_that_is_not_whole_is_rejected(tmp_path, spoil, kind, message):
@@ -263,7 +264,7 @@ def test_a_commit_of_other_code_is_rejected(tmp_path, monkeypatch):
     run, mixed = finished(tmp_path, sources="a"), finished(tmp_path, SINGLE, sources="a b")
     for wrong in ((run, "second"), (mixed, "first"), (mixed, "second")):
         with pytest.raises(
-            MismatchError, match=r"commit must be that of the code which trained .*, got \w+, which has different code"
+            MismatchError, match=r"commit must be that of the code that trained .*, got \w+, which has different code"
         ):
             ledger.record(wrong[0], tmp_path / "results", wrong[1])
     assert not (tmp_path / "results").exists()
@@ -274,7 +275,7 @@ def test_a_commit_of_other_code_is_rejected(tmp_path, monkeypatch):
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: make room, or choose"):
+    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: free disk space, or choose"):
         ledger.record(finished(tmp_path), tmp_path / "results", "c")
 
 
@@ -351,6 +352,28 @@ def test_a_run_that_is_overwritten_takes_what_it_had_a_part_in_with_it(recorded)
     ledger.record(singles[0], results, "another", overwrite=True)
     joints = [name for name, entry in ledger.entries(results).items() if isinstance(entry, Joint)]
     assert joints == ["densenet40-cifar100-snapshot-0.2-x2-seeds0-1"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("read-only file system")])
+def test_a_recording_that_was_interrupted_before_outdated_numbers_were_removed_is_completed(
+    recorded, monkeypatch, error
+):
+    singles, _, results = recorded
+    ledger.record_together(singles, results)
+
+    def fail(path, **_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises((StoreError, KeyboardInterrupt), match=r"could not be removed \(read-only|^$"):
+            ledger.record(singles[1], results, "another", overwrite=True)
+    with pytest.raises(DamagedError, match="are missing or have changed"):
+        ledger.entries(results)
+    ledger.record(singles[1], results, "another")
+    assert not any(isinstance(found, Joint) for found in ledger.entries(results).values())
+    assert len(ledger.record_together(singles, results)) == 2
+    assert len(ledger.entries(results)) == 7
 
 
 def test_a_number_of_runs_that_are_missing_or_have_changed_is_rejected(recorded):

@@ -148,7 +148,7 @@ def test_a_full_disk_is_told(tmp_path, probabilities, monkeypatch):
 
     monkeypatch.setattr(durable, "publish", full)
     with pytest.raises(
-        StoreError, match=r"gallery-.*safetensors could not be written \(no space left\); .*: make room"
+        StoreError, match=r"gallery-.*safetensors could not be written \(no space left\); .*: free disk space"
     ):
         gallery.keep(run, np.zeros((5, 4, 4, 1), np.uint8).__getitem__)
 
@@ -159,3 +159,11 @@ def test_training_keeps_the_names_of_the_files(tmp_path):
     train(prepare([(tiny.recipe(), tmp_path / "run")], lambda recipe: named, torch.device("cpu")))
     kept = gallery.read(Run(tmp_path / "run"))
     assert kept.names == tuple(f"test/{index}.png" for index in kept.indices)
+
+
+def test_a_gallery_names_files_of_its_folder_only(tmp_path, probabilities):
+    run = run_of(tmp_path, probabilities[:, :20])
+    gallery.keep(run, np.zeros((20, 4, 4, 1), np.uint8).__getitem__)
+    tiny.altered(tmp_path / "gallery.json", lambda text: text.replace('"gallery-', '"../gallery-'))
+    with pytest.raises(StoreError, match=r"gallery\.json"):
+        gallery.read(run)

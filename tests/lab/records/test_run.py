@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,13 @@ def begun(path, recipe=tiny.RECIPE):
     run = Run(path)
     run.begin(recipe, DATA)
     return run
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def state(completed):
@@ -63,8 +71,7 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     with pytest.raises(MismatchError) as caught:
         Run(tmp_path).begin(tiny.recipe(lr=0.5, seed=9), DATA)
     assert str(caught.value) == (
-        f"recipe must be that of the run in {tmp_path} to resume it, got (there, now) "
-        "optimizer.lr: 0.05, 0.5; seed: 0, 9"
+        f"recipe must be that of the run in {tmp_path} to resume it, got (old, new) optimizer.lr: 0.05, 0.5; seed: 0, 9"
     )
     with pytest.raises(MismatchError, match=r"data must be that of the run in .* to resume it, got other mean"):
         Run(tmp_path).begin(tiny.recipe(), {**DATA, "mean": [1.0, 2.0, 3.0]})
@@ -76,7 +83,7 @@ def test_a_run_whose_recipe_is_lost_is_not_started_again(tmp_path):
     run.save(state(3))
     (tmp_path / "recipe.json").unlink()
     for resume in (False, True):
-        with pytest.raises(DamagedError, match=r"must hold recipe\.json beside the state that is there, got none"):
+        with pytest.raises(DamagedError, match=r"contains a state, but recipe\.json is missing: restore it"):
             run.admit(tiny.RECIPE, resume)
 
 
@@ -115,7 +122,7 @@ def test_a_recipe_that_was_altered_is_rejected(tmp_path, change, of_format_1):
     # without a checksum, a field that was renamed may be one of a newer version
     with pytest.raises(
         StoreError if of_format_1 else DamagedError,
-        match=r"recipe\.json (must be what snapens wrote, got .*: restore the file|cannot be interpreted)",
+        match=r"recipe\.json (must be unaltered, got .*: restore the file|cannot be interpreted)",
     ):
         _ = Run(tmp_path).recipe
 
@@ -169,26 +176,14 @@ def test_a_line_that_was_cut_off_at_the_end_is_left_out_and_removed_by_the_next(
     assert list(run.log()) == [lines[0], {"event": "trained", "step": 15}]
 
 
-def test_every_flipped_bit_of_a_log_is_detected(tmp_path):
-    run, lines = noted(tmp_path)
-    path, whole = tmp_path / "log.jsonl", (tmp_path / "log.jsonl").read_bytes()
-    for place in range(len(whole)):
-        for bit in range(8):
-            altered = bytearray(whole)
-            altered[place] ^= 1 << bit
-            path.write_bytes(altered)
-            with pytest.raises(StoreError, match=r"log\.jsonl must"):
-                assert list(run.log()) == lines
-
-
 def test_a_damaged_line_is_named(tmp_path):
     run, _ = noted(tmp_path)
     first, second, third = lines_of(tmp_path)
     (tmp_path / "log.jsonl").write_bytes(first + second.replace(b"1.25", b"1.26") + third)
-    with pytest.raises(DamagedError, match=r"got another content than its checksum says in line 2: restore the file"):
+    with pytest.raises(DamagedError, match=r"got checksum mismatch in line 2: restore the file"):
         list(run.log())
     (tmp_path / "log.jsonl").write_bytes(second + third)
-    with pytest.raises(DamagedError, match=r"got no head of a log in line 1: restore"):
+    with pytest.raises(DamagedError, match=r"got no header of a log in line 1: restore"):
         list(run.log())
 
 
@@ -216,6 +211,65 @@ def test_a_log_that_cannot_be_read_or_is_too_large_is_an_error_of_our_own(tmp_pa
         run.note("trained", step=15)
 
 
+def test_a_log_that_became_a_symbolic_link_is_not_written_through(tmp_path):
+    run, _ = noted(tmp_path / "run")
+    outside, path = tmp_path / "outside", tmp_path / "run/log.jsonl"
+    path.rename(outside)
+    before = outside.read_bytes()
+    path.symlink_to(outside)
+    with pytest.raises(DamagedError, match=r"log\.jsonl must be a regular file, got a symbolic link: remove the link"):
+        run.note("trained", step=15)
+    assert outside.read_bytes() == before
+
+
+def test_bytes_of_a_log_that_are_not_text_are_an_error_of_our_own(tmp_path):
+    run, _ = noted(tmp_path)
+    with open(tmp_path / "log.jsonl", "ab") as file:
+        file.write(b'{"event": "\xff\xfe", "crc32": "00000000"}\n')
+    with pytest.raises(DamagedError, match=r"log\.jsonl must be unaltered, got .* in line"):
+        list(run.log())
+
+
+@pytest.mark.parametrize("save", [lambda run: run.save(state(15)), lambda run: run.note("finished")])
+def test_the_log_is_synced_before_a_state_and_at_the_end(tmp_path, monkeypatch, save):
+    run, _ = noted(tmp_path)
+    run.note("trained", step=15)
+    synced, fsync = [], os.fsync
+
+    def noting(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    save(run)
+    assert synced[0] == (tmp_path / "log.jsonl").stat().st_ino
+
+
+def test_a_log_that_cannot_be_synced_is_an_error_of_our_own(tmp_path, monkeypatch):
+    run, _ = noted(tmp_path)
+    monkeypatch.setattr(os, "fsync", failing(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(.*Input/output error"):
+        run.save(state(15))
+    monkeypatch.undo()
+    assert run.state() is None
+
+
+OUTPUTS = {"test": (torch.zeros(2, 3).half(), torch.tensor([0, 1]))}
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("state", lambda run: run.save(state(4))), ("outputs", lambda run: run.add_outputs(4, OUTPUTS, "step-000000004"))],
+)
+def test_a_folder_that_is_a_symbolic_link_is_not_written_through(tmp_path, name, write):
+    outside, run = tmp_path / "outside", begun(tmp_path / "run")
+    outside.mkdir()
+    (run.path / name).symlink_to(outside)
+    with pytest.raises(StoreError, match=rf"{name} must be a folder, got a symbolic link: replace it by the folder"):
+        write(run)
+    assert not list(outside.iterdir())
+
+
 def test_a_log_of_format_1_is_read_as_before_and_continued_in_format_2(tmp_path):
     run = begun(tmp_path)
     path = tmp_path / "log.jsonl"
@@ -231,8 +285,8 @@ def test_a_line_that_could_be_written_only_in_part_is_removed_by_the_next(tmp_pa
     run, lines = noted(tmp_path)
 
     class Full:
-        def __init__(self, *args):
-            self.file = open(*args)  # noqa: SIM115
+        def __init__(self, *args, **options):
+            self.file = open(*args, **options)  # noqa: SIM115
 
         def __enter__(self):
             return self
@@ -245,7 +299,7 @@ def test_a_line_that_could_be_written_only_in_part_is_removed_by_the_next(tmp_pa
             raise OSError("no space left")
 
     monkeypatch.setattr("snapens.lab.records.log.open", Full, raising=False)
-    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\): make room"):
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\): free disk space"):
         run.note("trained", step=15)
     monkeypatch.undo()
     run.note("failed", reason="no space left")
@@ -347,7 +401,7 @@ def test_a_damaged_state_is_replaced_by_the_one_before(tmp_path, caplog, damage)
     damage(tmp_path)
     with caplog.at_level(logging.WARNING, "snapens"):
         assert_state(Run(tmp_path).state(), 4)
-    assert ("continuing from the state before" in caplog.text) == (tmp_path / "state" / "state.json").exists()
+    assert ("continuing from the previous state" in caplog.text) == (tmp_path / "state" / "state.json").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
@@ -390,7 +444,7 @@ def test_two_damaged_states_are_an_error_that_names_the_file(tmp_path):
     with pytest.raises(DamagedError, match=r"must have the SHA-256 in state\.previous\.json, but it was altered"):
         Run(tmp_path).state()
     (tmp_path / "state" / "state.previous.json").write_bytes(b"{")
-    with pytest.raises(DamagedError, match=r"state\.previous\.json must be what snapens wrote, got Expecting"):
+    with pytest.raises(DamagedError, match=r"state\.previous\.json must be unaltered, got Expecting"):
         Run(tmp_path).state()
 
 
@@ -410,7 +464,7 @@ def test_a_state_cannot_point_out_of_its_folder(tmp_path):
     about = as_format_1(path)
     for name in ("../../elsewhere", str(tmp_path / "elsewhere"), "..", ""):
         path.write_text(json.dumps({**about, "file": name}))
-        with pytest.raises(DamagedError, match="must be what snapens wrote, got file must be a plain name"):
+        with pytest.raises(DamagedError, match="must be unaltered, got file must be a plain name"):
             Run(tmp_path / "run").state()
 
 
@@ -435,20 +489,6 @@ def test_a_state_whose_count_is_not_that_of_its_file_is_rejected(tmp_path):
         Run(tmp_path).state()
 
 
-def test_every_flipped_bit_of_a_state_leaves_the_one_before(tmp_path):
-    run = begun(tmp_path)
-    for completed in (4, 9):
-        run.save(state(completed))
-    path = tmp_path / "state" / "state.json"
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        for bit in range(8):
-            altered = bytearray(whole)
-            altered[place] ^= 1 << bit
-            path.write_bytes(altered)
-            assert Run(tmp_path).state().completed == 4
-
-
 def test_a_state_that_the_disk_cannot_read_is_not_replaced_by_the_one_before(tmp_path, monkeypatch):
     run = begun(tmp_path)
     for completed in (4, 9):
@@ -462,6 +502,22 @@ def test_a_state_that_the_disk_cannot_read_is_not_replaced_by_the_one_before(tmp
 
     monkeypatch.setattr(os, "open", broken)
     with pytest.raises(StoreError, match=r"could not be read \(.*Input/output error") as caught:
+        Run(tmp_path).state()
+    assert not isinstance(caught.value, DamagedError)
+
+
+def test_a_state_that_the_disk_cannot_find_is_not_replaced_by_the_one_before(tmp_path, monkeypatch):
+    run, found = begun(tmp_path), Path.stat
+    for completed in (4, 9):
+        run.save(state(completed))
+
+    def broken(path, **options):
+        if path.name == "state.json":
+            raise OSError(errno.EIO, "Input/output error")
+        return found(path, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    with pytest.raises(StoreError, match=r"state\.json could not be read .*Input/output error") as caught:
         Run(tmp_path).state()
     assert not isinstance(caught.value, DamagedError)
 
@@ -516,7 +572,7 @@ def kept(path, *steps):
 def test_the_finish_event_is_the_last_one_and_other_lines_are_ignored(tmp_path):
     run = begun(tmp_path)
     assert run.finish_event is None
-    (tmp_path / "log.jsonl").write_text('{"note": "mine"}\n{"event": "finished", "seconds": 1}\n')
+    (tmp_path / "log.jsonl").write_text('{"event": "finished", "seconds": 1}\n{"note": "mine"}\n')
     run.note("finished", seconds=2)
     assert run.finish_event == {"event": "finished", "seconds": 2}
 

@@ -59,6 +59,8 @@ def load(
     place = cache_folder() if root is None else Path(root).expanduser()
     try:
         return _downloaded(reader, place, progress) if download else reader.read(place)
+    except ArgumentError as error:
+        raise DataError(f"{place}: {error}") from error
     except OSError as error:
         raise DataError(
             f"{name} must be readable in {place}, got {error}: check the files and their permissions"

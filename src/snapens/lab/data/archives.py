@@ -5,28 +5,26 @@ import shutil
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import IO
 
 from ...errors import DataError
-from .sources import confirm
+from .sources import confirm, parsing
 
 
 def unpack(archive: Path, folder: str) -> Path:
     """Unpack the single folder in an archive into the folder of the archive."""
     confirm(archive, archive.name)
     with TemporaryDirectory(prefix=f"{folder}.", dir=archive.parent) as temporary:
-        try:
+        with parsing(archive, "a complete archive", "download it again"):
             for name, content in _files(archive):
                 path = Path(temporary, *_plain(name, folder, archive))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with content, open(path, "wb") as file:
                     shutil.copyfileobj(content, file)
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{archive} must be a complete archive, got {error}: download it again") from error
+        _require(Path(temporary, folder).is_dir(), "no files", archive)
         os.replace(Path(temporary, folder), archive.parent / folder)
     return archive.parent / folder
 

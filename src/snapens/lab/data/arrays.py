@@ -1,7 +1,6 @@
 """Images from arrays in Python or in an .npz file."""
 
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ArgumentError, DataError, MissingDataError
 from .images import Augmentation, ImageData, Images
 from .labels import checked_labels, numbered, require_both
+from .sources import parsing
 from .splits import stratified
 from .tables import TableData, from_table
 
@@ -62,13 +62,12 @@ def read(path: Path) -> ImageData | TableData:
     """
     if not path.is_file():
         raise MissingDataError(f"data must be an .npz file for the dataset arrays, got {path}: check the path")
-    try:
-        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as opened:
-            content: dict[str, Any] = dict(opened)
-    except (ValueError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} must be an .npz file without pickled objects, got {error}: write it with np.savez"
-        ) from error
+    with (
+        parsing(path, "an .npz file without pickled objects", "write it with np.savez"),
+        zipfile.ZipFile(path),
+        np.load(path, allow_pickle=False) as opened,
+    ):
+        content: dict[str, Any] = dict(opened)
     known = ("x_train", "y_train", "x_test", "y_test", "classes")
     if not {"x_train", "y_train"} <= content.keys() <= {*known}:
         raise DataError(

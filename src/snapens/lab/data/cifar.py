@@ -14,7 +14,7 @@ from ...errors import DataError
 from . import pickles
 from .archives import unpack
 from .images import ImageData, Images
-from .sources import find, missing
+from .sources import content, find, missing, parsing
 
 _PIXELS = 3 * 32 * 32
 _FINE = """
@@ -124,19 +124,19 @@ def _images(cifar: Cifar, version: Version, path: Path) -> Images:
 
 
 def _binary(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    record, content = label_bytes + _PIXELS, np.fromfile(path, np.uint8)
-    if not len(content) or len(content) % record:
+    record, flat = label_bytes + _PIXELS, np.frombuffer(content(path), np.uint8)
+    if not len(flat) or len(flat) % record:
         raise DataError(
-            f"{path} must be a whole number of records of {record} bytes, got {len(content)} bytes: "
+            f"{path} must be a whole number of records of {record} bytes, got {len(flat)} bytes: "
             "it is incomplete or another file; download it again"
         )
-    records = content.reshape(-1, record)
+    records = flat.reshape(-1, record)
     return records[:, label_bytes:], records[:, label_bytes - 1].astype(np.int64)
 
 
 def _pickled(path: Path, key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    content = pickles.read(path)
-    planes, labels = content.get("data"), content.get(key)
+    batch = pickles.read(path)
+    planes, labels = batch.get("data"), batch.get(key)
     if not (
         isinstance(planes, np.ndarray)
         and isinstance(labels, list)
@@ -152,10 +152,9 @@ def _classes(cifar: Cifar, version: Version, folder: Path) -> tuple[str, ...]:
     path = folder / version.names
     if not path.is_file():
         return cifar.classes
-    if version.pickled:
-        names = [name.decode() if isinstance(name, bytes) else name for name in pickles.read(path).get(cifar.names, [])]
-    else:
-        names = path.read_text().split()
+    with parsing(path, "a list of class names", "download it again"):
+        found = pickles.read(path).get(cifar.names, []) if version.pickled else content(path).split()
+        names = tuple(name if isinstance(name, str) else name.decode() for name in found)
     if len(names) != len(cifar.classes):
         raise DataError(f"{path} must name {len(cifar.classes)} classes, got {len(names)}: download it again")
-    return tuple(names)
+    return names

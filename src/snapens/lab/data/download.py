@@ -8,6 +8,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from ...errors import DataError
+from ...storage.durable import own_file
 from .sources import SOURCES, confirm
 
 Progress = Callable[[int, int], object]
@@ -53,7 +54,8 @@ def _transfer(url: str, part: Path, progress: Progress) -> bool:
         if error.code == 416:  # there are no bytes after `start`: the file is complete
             return True
         raise
-    with response, open(part, "ab" if response.status == 206 else "wb") as file:
+    mode = "ab" if response.status == 206 else "wb"
+    with response, open(part, mode, opener=own_file) as file:  # the folder may be shared: no link is followed
         done = file.tell()
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else 0

@@ -1,5 +1,6 @@
 """Image files: listed by class, checked, and decoded as a whole or as crops when they are needed."""
 
+import hashlib
 import math
 import os
 import warnings
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MissingPackageError, shortened
 from ...extras import package
-from .sources import regular
+from .sources import content
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -50,9 +51,18 @@ class PhotoFiles:
         for index, name in enumerate(self.names):
             with self._errors(index):
                 size = (self.root / name).stat().st_size
-                content = self._read(index) if index % every == 0 else b""
+                data = self._read(index) if index % every == 0 else b""
             yield os.fsencode(name) + f"\0{size}\0".encode()
-            yield content
+            yield data
+
+    def version(self) -> str:
+        """A hash of the names, sizes and times of all files, which changes when one is replaced; none is opened."""
+        found = hashlib.sha256()
+        for index, name in enumerate(self.names):
+            with self._errors(index):
+                about = (self.root / name).stat()
+            found.update(os.fsencode(f"{name}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ctime_ns}\0"))
+        return found.hexdigest()
 
     def crops(self, indices: NDArray[np.int64], draws: NDArray[np.float32] | None) -> NDArray[np.uint8]:
         """Pixels (images, size, size, 3) of `random_box` by the first four draws, or of `central_box` without draws."""
@@ -82,7 +92,7 @@ class PhotoFiles:
         return [found for found in results if not isinstance(found, Exception)]
 
     def _read(self, index: int) -> bytes:
-        return regular(self.root / self.names[index]).read_bytes()
+        return content(self.root / self.names[index])
 
     @contextmanager
     def _errors(self, index: int) -> Iterator[None]:
@@ -96,10 +106,12 @@ class PhotoFiles:
 
     def _broken(self, failed: dict[str, Exception]) -> DataError:
         """The error that lists some files, up to ten, and why each cannot be used."""
-        found = [
-            f"{self.root / name}: {error if isinstance(error, DataError) else f'{type(error).__name__}: {error}'}"
-            for name, error in failed.items()
-        ]
+        found = []
+        for name, error in failed.items():
+            path, ours = self.root / name, isinstance(error, DataError)
+            found.append(
+                f"{path}: {str(error).removeprefix(f'{path} ') if ours else f'{type(error).__name__}: {error}'}"
+            )
         return DataError(
             "images must be whole files with 8 bits per channel, "
             f"got {len(found)} that cannot be used: replace or remove {'it' if len(found) == 1 else 'them'}\n  "

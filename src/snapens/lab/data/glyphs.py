@@ -7,16 +7,17 @@ Philox: every machine and every version of NumPy draws the same pixels.
 
 import hashlib
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DataError
 from ...storage.durable import publish
 from .images import ImageData, Images
-from .sources import cache_folder
+from .sources import cache_folder, content, parsing
 
 Split = Literal["train", "test"]
 Integers = NDArray[np.int64]
@@ -25,6 +26,7 @@ CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SIZE = 16
 """The height and width of an image."""
 
+_ATLAS = Path(__file__).with_name("glyphs.npz")
 _EDITION = 1  # part of the names of cached files: raise it whenever a pixel changes
 _ONE = 256  # positions, rotations, shears and scales are in units of 1/256
 _TURN, _SHEAR, _SHIFT = (
@@ -69,8 +71,8 @@ def draw(split: Split, count: int, seed: int = 0) -> NDArray[np.uint8]:
     if not 0 <= seed < 1 << 63:
         raise ArgumentError(f"seed must be at least 0 and less than 2 ** 63, got {seed}")
     chance = np.random.Philox(key=[seed, ("train", "test").index(split)])
-    with np.load(Path(__file__).with_name("glyphs.npz")) as file:
-        atlas = file["levels"] * np.uint8(17)  # 0 to 15 in the file
+    with parsing(_ATLAS, "the atlas of this package", "install snapens again"):
+        atlas = np.load(BytesIO(content(_ATLAS)))["levels"] * np.uint8(17)  # 0 to 15 in the file
     chunks = []
     for start in range(0, count, _CHUNK):
         labels = _labels(start, min(start + _CHUNK, count))
@@ -132,20 +134,17 @@ def _sampled(glyphs: NDArray[np.uint8], x: Integers, y: Integers) -> Integers:
 
 def _cached(split: Split, count: int, seed: int) -> NDArray[np.uint8]:
     """Like `draw`, but cached in a file: a SHA-256, then the pixels. A file that cannot be used is ignored."""
-    unusable = (
-        OSError,
-        RuntimeError,
-        ValueError,
-    )  # the file is missing or foreign; no home folder; another number of pixels
+    # the file is missing; it is no regular file; there is no home folder; another number of pixels
+    unusable = (OSError, DataError, RuntimeError, ValueError)
     with suppress(*unusable):
-        content = _cache_file(split, count, seed).read_bytes()
-        if content[:32] == hashlib.sha256(content[32:]).digest():
-            return np.frombuffer(content, np.uint8, offset=32).reshape(count, SIZE, SIZE, 1).copy()
+        cached = content(_cache_file(split, count, seed))
+        if cached[:32] == hashlib.sha256(cached[32:]).digest():
+            return np.frombuffer(cached, np.uint8, offset=32).reshape(count, SIZE, SIZE, 1).copy()
     pixels = draw(split, count, seed)
     with suppress(*unusable):
-        path, content = _cache_file(split, count, seed), pixels.tobytes()
+        path, raw = _cache_file(split, count, seed), pixels.tobytes()
         path.parent.mkdir(parents=True, exist_ok=True)
-        publish(path, [hashlib.sha256(content).digest(), content])
+        publish(path, [hashlib.sha256(raw).digest(), raw])
     return pixels
 
 

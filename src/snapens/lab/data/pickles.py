@@ -2,30 +2,42 @@
 
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
+from .sources import content, parsing
+
+_MOST_TUPLES = 1000  # an array needs about five; hashing tuples that are nested more deeply could overflow the stack
 
 
 def read(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle of Python 2 or 3; its values must be plain values or uint8 arrays."""
-    try:
-        with open(path, "rb") as file:
-            content = _Plain(file, encoding="bytes").load()
-        named = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
-    except OSError:
-        raise
-    except Exception as error:  # a damaged pickle can raise an exception of any type
-        raise DataError(
-            f"{path} must be a pickled dictionary of plain values and uint8 arrays, "
-            f"got {type(error).__name__}: {error}: download it again"
-        ) from error
-    return {key: value.pixels if isinstance(value, _Array) else value for key, value in named.items()}
+    with parsing(path, "a pickled dictionary of plain values and uint8 arrays", "download it again"):
+        raw = content(path)
+        _require_bounded(raw)
+        found = _Plain(BytesIO(raw), encoding="bytes").load()
+        named = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
+        return {key: value.pixels if isinstance(value, _Array) else value for key, value in named.items()}
+
+
+def _require_bounded(raw: bytes) -> None:
+    """Reject a pickle that needs much more memory than its own size, or whose tuples are nested deeply.
+
+    The scan also finds every length that exceeds the rest of the file, for which the unpickler would allocate memory.
+    """
+    tuples = 0
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
+        tuples += "TUPLE" in opcode.name
+        if "PUT" in opcode.name and argument is not None and int(argument) > count:
+            raise pickle.UnpicklingError(f"the memo entry {argument} where at most {count} entries are possible")
+        if tuples > _MOST_TUPLES:
+            raise pickle.UnpicklingError(f"more than {_MOST_TUPLES} tuples")
 
 
 class _Array:

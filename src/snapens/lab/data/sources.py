@@ -1,12 +1,17 @@
 """Where the public data sets come from, and how their files are found and checked."""
 
+import errno
 import hashlib
 import os
-import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import DataError, MissingDataError
+from ...errors import DataError, MissingDataError, SnapensError, StoreError
+from ...storage import durable
+
+_LARGEST_FILE = 1 << 29  # of the files that are read as a whole
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,25 @@ def find(root: Path, folder: str, file: str) -> Path | None:
     return next((place for place in (root / folder, root) if (place / file).is_file()), None)
 
 
-def regular(path: Path) -> Path:
-    """The path of a regular file; any other kind is an error, because opening a FIFO would block."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f"{path} is not a regular file")
-    return path
+def content(path: Path) -> bytes:
+    """The bytes of a regular file of limited size: a FIFO would block, and a device or a hole could fill the memory."""
+    try:
+        return durable.contents(path, _LARGEST_FILE)
+    except StoreError as error:
+        raise DataError(str(error)) from error
+
+
+@contextmanager
+def parsing(path: Path, form: str, remedy: str) -> Iterator[None]:
+    """Turn any error about the content of a file into ours: damage can make a parser raise an exception of any type."""
+    try:
+        yield
+    except SnapensError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # of the disk, not of a parser
+            raise
+        raise DataError(f"{path} must be {form}, got {type(error).__name__}: {error}: {remedy}") from error
 
 
 def missing(root: Path, *places: str) -> MissingDataError:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError, DataError
 from ...storage import jsonfile
 from ...storage.durable import publish
-from .sources import regular
+from .sources import content
 
 log = logging.getLogger("snapens")
 
@@ -80,18 +80,18 @@ def by_name(root: Path, names: Sequence[str], labels: NDArray[np.int64]) -> NDAr
 def _recorded(path: Path, names: Iterable[str]) -> dict[str, bool]:
     """Whether each image that an earlier call saw is tested on."""
     try:
-        content = jsonfile.loads(regular(path).read_bytes())
-        test, train = _names(content["test"]), _names(content.get("train", []))
+        found = jsonfile.loads(content(path))
+        test, train = _names(found["test"]), _names(found.get("train", []))
         if both := test & train:
             raise ValueError(f"{min(both)} is in both parts")
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} must be the split that an earlier run recorded, got {type(error).__name__}: {error}: "
             "restore it, or remove it for a new split, which may move tested images to the training set"
         ) from error
-    if "train" in content:
+    if "train" in found:
         return dict.fromkeys(test, True) | dict.fromkeys(train, False)
     # an older version recorded the test set only; the other images of these classes were trained on
     classes = {name.rpartition("/")[0] for name in test}

@@ -1,1 +1,1 @@
-"""The engine: the only training loop, and all that it reads and keeps on the device."""
+"""The engine: the only training loop, and its data on the device."""

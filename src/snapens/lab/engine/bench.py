@@ -1,4 +1,4 @@
-"""Measure how fast the engine trains, next to the loops one would otherwise write, each in its own processes."""
+"""Measure the training speed of the engine and of plain PyTorch loops, each in its own processes."""
 
 import os
 import tempfile
@@ -38,7 +38,7 @@ Speed = tuple[str, float | None]
 def compare(
     recipe: Recipe, root: Path | None, device: str, pack: int, seconds: float, loops: bool = True
 ) -> Iterator[Speed]:
-    """Measure the usual loops, unless `loops` is false, and the engine, each for so many seconds."""
+    """Measure the plain loops, unless `loops` is false, and the engine, each for `seconds`."""
     arguments = (recipe, root, device, seconds)
     if loops:
         yield from _usual_loops(*arguments)
@@ -67,7 +67,7 @@ def _usual_loops(recipe: Recipe, root: Path | None, device: str, seconds: float)
 def plain_loop(
     recipe: Recipe, root: Path | None, device: str, seconds: float, candidates: list[int]
 ) -> tuple[float, int]:
-    """A careful loop of the usual kind: autocast, channels last, fused SGD, a DataLoader that augments.
+    """A carefully written plain loop: autocast, channels last, fused SGD, a DataLoader that augments.
 
     Returns its images per second with the best number of workers, and that number.
     """
@@ -125,7 +125,7 @@ def engine_loop(
     DenseNet.accelerable = fused
     images = _arrays(recipe, root)
     budget = recipe.budget
-    epochs = max(budget.epochs, -(-_LONG_STEPS * budget.batch // len(images.train)))  # no run ends before the time
+    epochs = max(budget.epochs, -(-_LONG_STEPS * budget.batch // len(images.train)))  # no run ends too early
     recipe = replace(recipe, budget=replace(budget, epochs=epochs))
     speeds = []
     for runs in (1, pack):
@@ -142,7 +142,7 @@ def engine_loop(
 
 
 class _Stopwatch:
-    """Counts images from the end of the warm-up until the time is over, and then waits for the device."""
+    """Counts images from the end of the warm-up to the end of the measurement, then waits for the device."""
 
     def __init__(self, device: str, seconds: float) -> None:
         self._device, self._seconds = device, seconds
@@ -151,7 +151,7 @@ class _Stopwatch:
         self.images_per_second = 0.0
 
     def stops(self, images: int) -> bool:
-        """Whether the time is over; to be called with the number of images trained on so far."""
+        """Whether the measurement has ended; call it with the number of images trained on so far."""
         now = time.monotonic()
         if self._start is None and now - self._begun >= _WARM_UP_SECONDS:
             self._start = self._waited(), images
@@ -171,7 +171,7 @@ class _Stopwatch:
 
 
 class _Watched:
-    """A loader that starts again after each epoch, until the stopwatch ends it."""
+    """A loader that repeats its epochs until the stopwatch ends."""
 
     def __init__(self, loader: DataLoader[Any], watch: _Stopwatch) -> None:
         self._loader, self._watch, self._images = loader, watch, 0

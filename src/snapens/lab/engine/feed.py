@@ -1,4 +1,4 @@
-"""Feed: what a step reads of the data, in buffers that stay where they are."""
+"""Feed: the training data that a step reads, in buffers whose addresses do not change."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -19,10 +19,10 @@ _Read = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32]]
 
 
 class Feed:
-    """The training batches of one run, step after step.
+    """The training batches of one run, one per step.
 
-    `prepare` is called on the host before a step; `read` is the part of the step itself, and touches
-    nothing but the buffers.
+    `prepare` is called on the host before a step; `read` is part of the step itself and uses only
+    the buffers.
     """
 
     def __init__(self, placed: Placed, transforms: Sequence[Transform], seed: int, batch: int) -> None:
@@ -44,13 +44,13 @@ class Feed:
             self._batches: Iterator[_Read] | None = None
 
     def prepare(self, step: int) -> None:
-        """Have the buffers hold what this step, counted from 0, is to read."""
+        """Fill the buffers with the data of a step, counted from 0."""
         if step in self._range:
             return
         if self._placed.resident:
             indices, draws = self._order.rows(step, self._steps)
         else:
-            rows, indices, draws = self._streamed(step)  # the labels, in place of indices
+            rows, indices, draws = self._streamed(step)  # labels instead of indices
             self._fill(self._rows, rows)
         self._fill(self._indices, indices)
         self._fill(self._draws, draws)
@@ -58,7 +58,7 @@ class Feed:
         self._range = range(step, step + self._steps)
 
     def read(self, completed: Tensor) -> Batch:
-        """The batch of the step after so many, a tensor of one, as the network is given it."""
+        """The transformed batch of the step after `completed` steps; `completed` is a tensor with one element."""
         row = completed - self._first
         indices, draws = self._indices.index_select(0, row)[0], self._draws.index_select(0, row)[0]
         if self._placed.resident:
@@ -76,7 +76,7 @@ class Feed:
         return batch._replace(inputs=self._placed.finish(inputs))
 
     def sample(self, examples: int) -> Iterator[Tensor]:
-        """Inputs of so many training examples, or of all, as the first steps see them, in batches for an evaluation."""
+        """Inputs of `examples` training examples, or of all, as in the first steps, in batches for an evaluation."""
         batch = self._indices.shape[1]
         steps = -(-min(examples, len(self._placed.data.train)) // batch)
         together = max(1, self._placed.evaluation_batch // batch)
@@ -88,7 +88,7 @@ class Feed:
         return self.read(torch.full_like(self._first, step)).inputs
 
     def _streamed(self, step: int) -> _Read:
-        if self._batches is None or step != self._range.stop:  # at the start, and on resuming
+        if self._batches is None or step != self._range.stop:  # at the start, and after resuming
             self._batches = read_ahead(self._host_batch, (self._order.rows(later, 1) for later in count(step)))
         return next(self._batches)
 
@@ -98,6 +98,6 @@ class Feed:
 
     def _fill(self, buffer: Tensor, values: NDArray[Any]) -> None:
         host = torch.from_numpy(values)
-        if buffer.is_cuda:  # steps already queued still read the buffer: copy behind them, without waiting
+        if buffer.is_cuda:  # queued steps still read the buffer: queue the copy after them, without waiting
             host = host.pin_memory()
         buffer.copy_(host.view(buffer.shape), non_blocking=True)

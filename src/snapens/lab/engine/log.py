@@ -1,4 +1,4 @@
-"""TrainingLog: the mean loss of each stretch of steps, and the speed, written to a run's log."""
+"""TrainingLog: writes the mean loss of each interval of steps, and the speed, to a run's log."""
 
 import time
 from collections import deque
@@ -13,12 +13,12 @@ from ...schedule import Schedule
 from ..recipe.recipe import Recipe
 from ..records.run import Run
 
-_MOST_STEPS = 1000  # between two lines of the log; an epoch where that is shorter
-_LEAST_SECONDS = 1.0  # of a measured speed: on less, the clock says little
+_MOST_STEPS = 1000  # between two lines of the log; an epoch if that is shorter
+_LEAST_SECONDS = 1.0  # of a measured speed: shorter times are inaccurate
 
 
 class TrainingLog:
-    """Reads the losses of a run, without waiting for the device, and writes what it learns to the run's log."""
+    """Reads the losses of a run, without waiting for the device, and writes them to the run's log."""
 
     def __init__(
         self, run: Run, recipe: Recipe, schedule: Schedule, examples: int, losses: Tensor, stream: Any
@@ -26,29 +26,29 @@ class TrainingLog:
         self._run, self._recipe, self._schedule, self._examples = run, recipe, schedule, examples
         self._losses, self._stream = losses, stream
         self.steps = min(-(-examples // recipe.budget.batch), _MOST_STEPS)
-        """How many steps lie between two lines."""
+        """The number of steps between two lines."""
         self.loss: float | None = None
-        """The mean training loss of the stretch that was logged last."""
+        """The mean training loss of the interval that was logged last."""
         self.images_per_second: float | None = None
         self.lines = 0
-        """How many lines this object has added."""
+        """The number of lines that this object has added."""
         self._stretches: deque[_Stretch] = deque()
         self._timed_examples, self._timed_seconds = 0, 0.0
         self.begin(0, 0.0)
 
     def begin(self, completed: int, seconds: float) -> None:
-        """Start the clock, after so many steps and seconds of an earlier part."""
+        """Start the clock; a resumed run has already completed some steps and used some seconds."""
         self._completed = self._first = completed
         self._seen = self._started = time.monotonic()
         self._began = self._seen - seconds
 
     @property
     def seconds(self) -> float:
-        """Spent in training, the time before a resume included."""
+        """The training time, including the time before the run was resumed."""
         return time.monotonic() - self._began
 
     def seconds_left(self, completed: int) -> float | None:
-        """At the speed so far, estimated from the first steps until a speed is measured; None before the first."""
+        """The remaining time, estimated from the first steps until a speed is measured; None before the first step."""
         left = (self._schedule.total_steps - completed) * self._recipe.budget.batch
         if self.images_per_second is not None:
             return left / self.images_per_second
@@ -56,7 +56,7 @@ class TrainingLog:
         return left / done * (time.monotonic() - self._started) if done else None
 
     def end_stretch(self, completed: int) -> None:
-        """Queue the mean loss since the last line, to be read when it has arrived."""
+        """Queue the mean loss since the last line; it is written when it has arrived on the host."""
         before = max((step for step in self._schedule.snapshot_steps if step < completed), default=0)
         first = max(before, (completed - 1) // self.steps * self.steps)
         mean = self._losses[first:completed].mean()
@@ -67,7 +67,7 @@ class TrainingLog:
             self._stretches.append(_Stretch(completed, held, self._stream.record_event()))
 
     def flush(self, wait: bool = False) -> None:
-        """Write the lines whose losses have arrived, or all; a loss that is not finite ends the run."""
+        """Write the lines whose losses have arrived, or all if `wait`; a loss that is not finite is an error."""
         while self._stretches:
             completed, mean, event = self._stretches[0]
             if event is not None and wait:
@@ -83,13 +83,13 @@ class TrainingLog:
         self.lines += 1
 
     def restart_clock(self) -> None:
-        """Do not count the time since the last line, such as that of an evaluation, as time of the next steps."""
+        """Exclude the time since the last line, such as that of an evaluation, from the measured speed."""
         self._seen = time.monotonic()
 
     def _write(self, completed: int, loss: float) -> None:
         if not np.isfinite(loss):
             raise NonFiniteError(
-                f"loss must be finite, got {loss} up to step {completed}: use a lower lr; what was kept is intact"
+                f"loss must be finite, got {loss} up to step {completed}: use a lower lr; stored snapshots are intact"
             )
         batch, now = self._recipe.budget.batch, time.monotonic()
         self._measure_speed((completed - self._completed) * batch, now - self._seen)
@@ -112,7 +112,7 @@ class TrainingLog:
 
 
 class _Stretch(NamedTuple):
-    """Steps up to `completed` whose mean loss is on its way to the host."""
+    """Steps up to `completed` whose mean loss is being copied to the host."""
 
     completed: int
     loss: Tensor

@@ -1,4 +1,4 @@
-"""The engine: the only training loop. It advances a pack of runs, which share a device, a few steps at a time.
+"""The training loop: it advances the runs of a pack, which share a device, a few steps at a time.
 
 trainings = prepare(unfinished(jobs), load, chosen_device("auto"), resume=True)
 train(trainings, watch, stop)
@@ -51,7 +51,7 @@ def prepare(
     state_seconds: float = 300.0,
     checked: Callable[[], object] = lambda: None,
 ) -> list[Training]:
-    """Make every run of a pack ready to train, or none: errors are raised before the first step.
+    """Prepare all runs of a pack, or none: errors are raised before the first step.
 
     `load` is called once per data set; recipes with equal data share it on the device. `checked` is called after the
     checks of networks, folders and data, before the slow part.
@@ -82,7 +82,7 @@ def train(
 ) -> None:
     """Advance the runs together until each has finished or failed; a run that fails does not affect the others.
 
-    `watch` is called with a run each time it has advanced, then `stop` is called: once it returns true, each run saves
+    `watch` is called with a run each time it has advanced, then `stop` is called: when it returns true, each run saves
     its state and training ends.
     """
     active = [training for training in trainings if not training.finished]
@@ -137,7 +137,7 @@ def _is_complete(recipe: Recipe, run: Run, curves: bool) -> bool:
 
 
 def _open(trainings: Sequence[Training], resume: bool) -> None:
-    """Begin or resume all runs in their folders; if one of them cannot, the others give up their locks."""
+    """Begin or resume all runs in their folders; if one of them fails, the others release their locks."""
     opened: list[Training] = []
     try:
         for training in trainings:
@@ -151,14 +151,14 @@ def _open(trainings: Sequence[Training], resume: bool) -> None:
 
 
 def _explained(error: Exception, recipe: Recipe, device: torch.device, prepared: int, runs: int) -> ArgumentError:
-    """The error for a run that could not be prepared, after so many of the pack's runs were."""
+    """The error for a run that could not be prepared; `prepared` is the number of runs before it."""
     if _memory_is_out(error):
         fits = f"the first {prepared} fit" if prepared else "not even one fits"
         return ArgumentError(
             f"a pack must fit the memory of {device}, got {runs} runs, of which {fits}: "
-            "train fewer at a time, or use a smaller batch"
+            "train fewer runs at a time, or use a smaller batch"
         )
-    *_, last = traceback.extract_tb(error.__traceback__)  # the line that raised it, for the author of a network
+    *_, last = traceback.extract_tb(error.__traceback__)  # the line that raised the error, for authors of networks
     return ArgumentError(
         f"network {recipe.network.name!r} must be able to train on {recipe.dataset.name} in batches of "
         f"{recipe.budget.batch}, got {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
@@ -166,7 +166,7 @@ def _explained(error: Exception, recipe: Recipe, device: torch.device, prepared:
 
 
 def _memory_is_out(error: BaseException | None) -> bool:
-    """Whether that is the cause; leaving a failed capture may hide it behind another error."""
+    """Whether the cause is a lack of memory; a failed capture may raise another error on top of it."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
             return True
@@ -175,7 +175,7 @@ def _memory_is_out(error: BaseException | None) -> bool:
 
 
 def _attempt(training: Training, action: Callable[[], object]) -> None:
-    """Call `action`; if it fails, keep the error with this run and note it in the run's log."""
+    """Call `action`; if it fails, store the error in `failure` and in the run's log."""
     try:
         action()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Calls in processes of their own."""
+"""Function calls in separate processes."""
 
 import signal
 import sys
@@ -14,14 +14,14 @@ from ...errors import SnapensError
 
 
 def apart(processes: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Call a function in several new processes at once: nothing that one leaves on the device slows the next.
+    """Call a function in several new processes at once, so that earlier measurements leave nothing on the device.
 
-    The processes talk through pipes, which need no semaphores. On an error or Ctrl-C all of them are ended.
+    The processes communicate through pipes, which need no semaphores. On an error or Ctrl-C all of them are ended.
     """
     context = get_context("spawn")
     children: list[tuple[SpawnProcess, Connection]] = []
     try:
-        with _ignored(signal.SIGINT):  # which children inherit: on Ctrl-C this process ends them
+        with _ignored(signal.SIGINT):  # children inherit this: on Ctrl-C this process ends them
             for _ in range(processes):
                 ours, theirs = context.Pipe()
                 child = context.Process(target=_call, args=(theirs, function, arguments))
@@ -40,7 +40,7 @@ def apart(processes: int, function: Callable[..., Any], *arguments: Any) -> list
 
 def _call(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """In a child: send the result of the function, or its error."""
-    # SystemExit ends a loader's workers and removes temporary folders; the default would leave both behind
+    # SystemExit ends a loader's workers and removes temporary folders; the default handler does neither
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         connection.send(function(*arguments))

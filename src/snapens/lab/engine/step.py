@@ -1,4 +1,4 @@
-"""TrainingStep: one optimizer step as a function of what lies on the device, run as it is or as one CUDA graph."""
+"""TrainingStep: one optimizer step as a function of tensors on the device, called directly or as one CUDA graph."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -29,10 +29,10 @@ _FORMAT_1_MOMENTUM = "momentum."
 class TrainingStep:
     """A network, its optimizer, and everything that a step reads: batches, rates, the number of completed steps.
 
-    Calling it takes a step. Nothing in it waits for the device, and whatever changes from step to
-    step is a tensor whose address does not change: on a CPU the function runs as written, on a GPU it is
+    Calling it takes a step. It does not wait for the device, and everything that changes from step to step
+    is a tensor whose address does not change: on a CPU the function is called directly, on a GPU it is
     captured once and replayed. `losses` (total_steps,) receives the loss of every step. `kept` is the
-    network whose weights are evaluated and kept: the trained one, or its average.
+    network whose weights are evaluated and stored: the trained network, or its average.
     """
 
     def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule) -> None:
@@ -65,7 +65,7 @@ class TrainingStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, step: int) -> None:
-        """Take the step after `step` completed ones; on a GPU it is queued, not waited for."""
+        """Take the step after `step` completed steps; on a GPU the step is only queued."""
         self.feed.prepare(step)
         if self._graph is None:
             self._step()
@@ -85,7 +85,7 @@ class TrainingStep:
         else:
             self._graph = self._captured(stream)
         self.load(before)
-        inputs = next(self.placed.batches(self.placed.data.test))  # on a GPU a whole batch: it takes memory too
+        inputs = next(self.placed.batches(self.placed.data.test))  # on a GPU a whole batch: it needs memory too
         found = self.log_probabilities([inputs if stream is not None else inputs[:2]])
         if found.shape[1:] != (classes := len(self.placed.data.classes),):
             name = self.recipe.network.name
@@ -95,7 +95,7 @@ class TrainingStep:
         self.release()
 
     def release(self) -> None:
-        """Free the memory of an evaluation, for that of another run."""
+        """Free the memory of an evaluation for other runs."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -104,7 +104,7 @@ class TrainingStep:
             block.forward = MethodType(_compiled(type(block).forward), block)
         graph = torch.cuda.CUDAGraph()
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-            for _ in range(_WARM_UP_STEPS):  # compiles, and chooses the convolutions' algorithms
+            for _ in range(_WARM_UP_STEPS):  # compile, and choose the algorithms of the convolutions
                 self.completed.zero_()
                 self._step()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -146,7 +146,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def log_probabilities(self, batches: Iterable[Tensor]) -> Tensor:
-        """Of the kept network as it is now, in eval mode: (examples, classes), float16, on the CPU."""
+        """The outputs of the kept network in eval mode: (examples, classes), float16, on the CPU."""
         self.kept.eval()
         try:
             found = [self._log_probabilities(batch) for batch in batches]
@@ -156,14 +156,14 @@ class TrainingStep:
 
     @torch.no_grad()
     def estimate_statistics(self, examples: int) -> None:
-        """Give the kept network's BatchNorm its plain average over so many augmented examples, without dropout."""
+        """Set the BatchNorm statistics of `kept` to plain averages over augmented examples, without dropout."""
         norms = [module for module in self.kept.modules() if isinstance(module, _BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         self.kept.eval()
         try:
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # to torch, a plain average
+                norm.momentum = None  # for torch, this means a plain average
                 norm.train()
             for inputs in self.feed.sample(examples):
                 with self._precision():
@@ -212,17 +212,17 @@ class TrainingStep:
             count.copy_(current)
 
     def _effective_transforms(self) -> tuple[Transform, ...]:
-        """Those of the recipe, or else of the data set."""
+        """The transforms of the recipe, or the default of the data set."""
         chosen, inputs = self.recipe.transforms, self.placed.data.inputs
         for transform in chosen or ():
             if not transform.suits(inputs):
                 described = ", ".join(f"{name}={value}" for name, value in inputs.items())
-                raise ArgumentError(f"transforms must suit the data ({described}), got {transform.kind}: leave it out")
+                raise ArgumentError(f"transforms must suit the data ({described}), got {transform.kind}: remove it")
         return self.placed.data.transforms if chosen is None else chosen
 
     def _network_on_device(self, cycle: int) -> nn.Module:
         network = self._built(cycle).to(self.device)
-        if self.recipe.network.name in nets.NETWORKS:  # a user's own network may differ from what kernels assume
+        if self.recipe.network.name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
             nets.accelerate(network)
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
@@ -232,7 +232,7 @@ class TrainingStep:
 
 
 def _current_name(name: str) -> str:
-    """The name that a tensor of a state has now; format 1 knew one optimizer."""
+    """The current name of a tensor in a state; format 1 had only one optimizer."""
     if name.startswith(_FORMAT_1_MOMENTUM):
         return f"optimizer.momentum_buffer.{name.removeprefix(_FORMAT_1_MOMENTUM)}"
     return name

@@ -24,16 +24,16 @@ from .step import TrainingStep
 
 log = logging.getLogger("snapens")
 
-_BURST_STEPS = 8  # queued at a time on a GPU, at most two bursts: then it is the turn of the pack's other runs
-_BURST_SECONDS = 0.05  # on a CPU: then progress is shown, and a run of slow steps can be stopped
+_BURST_STEPS = 8  # queued at a time on a GPU, at most two bursts; then the other runs of the pack are advanced
+_BURST_SECONDS = 0.05  # on a CPU; then progress is shown, and a run with slow steps can be stopped
 
 
 class Training:
-    """One run of a recipe, in a folder of its own.
+    """One run of a recipe, in its own folder.
 
     The constructor builds the network and, on a GPU, captures the step; `open` starts or resumes the run
     in its folder. The state is saved there every `state_seconds` and at each minimum: a run that was killed
-    at any moment resumes to the weights that it would have had.
+    at any moment can be resumed and reaches the same weights.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Training:
         self.schedule = recipe.schedule(examples)
         self.total_steps = self.schedule.total_steps
         self.pack = 1
-        """How many runs share the device with this one, itself included."""
+        """The number of runs that share the device, including this one."""
         self.failure: Exception | None = None
         self._state_seconds = state_seconds
         self._stream = _stream(placed.device)
@@ -56,11 +56,11 @@ class Training:
             begun = time.monotonic()
             self.step.rehearse(self._stream)
             self.rehearsal_seconds = time.monotonic() - begun if self._stream is None else None
-            """How long a step took in the rehearsal; None on a GPU, where the rehearsal also compiles."""
+            """The duration of a step in the rehearsal; None on a GPU, where the rehearsal also compiles."""
         self.log = TrainingLog(self.run, recipe, self.schedule, examples, self.step.losses, self._stream)
 
     def open(self, resume: bool = False) -> None:
-        """Start the run in its folder, or resume the one that is there."""
+        """Start the run in its folder, or resume the existing run."""
         self.run.admit(self.recipe, resume)
         with self._queue():
             self._ensembler = SnapshotEnsembler(
@@ -86,7 +86,7 @@ class Training:
 
     @property
     def epoch(self) -> float:
-        """How often the training examples were seen."""
+        """The number of epochs so far, as a float."""
         return self.completed * self.recipe.budget.batch / len(self.placed.data.train)
 
     @property
@@ -101,7 +101,7 @@ class Training:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the speed so far; None before the first step."""
+        """The remaining time at the current speed; None before the first step."""
         return self.log.seconds_left(self.completed)
 
     @property
@@ -112,7 +112,7 @@ class Training:
         return len(self._bursts) < 2
 
     def advance(self) -> None:
-        """Take a few steps, on a CPU no more than fit into a moment, and none beyond the next minimum."""
+        """Take a few steps, on a CPU for a short time only, and none beyond the next minimum."""
         with self._queue():
             first, begun = self.completed, time.monotonic()
             for completed in range(first + 1, min(first + _BURST_STEPS, self.total_steps) + 1):
@@ -151,21 +151,23 @@ class Training:
         self._ensembler.close()
 
     def _restore(self) -> None:
-        """Load the state in the folder, or save the first one."""
+        """Load the state from the folder, or save the first state."""
         transforms = [transform.written() for transform in self.step.transforms]
-        augmentation = {"crop": asdict(self.placed.crop), "transforms": transforms}  # of the recipe, or the data set's
+        augmentation = {"crop": asdict(self.placed.crop), "transforms": transforms}  # recipe's or data set's
         self.run.begin(self.recipe, {**self.placed.data.described(), "augmentation": augmentation})
         state = self.run.state()
         self._saved = time.monotonic()
         before = state.notes.get("sources", []) if state else []
         self._sources: list[str] = sorted({*before, source.digest()})
         if state is None and self.run.snapshots.steps:
-            raise DamagedError(f"{self.run.path} must hold the state that its snapshots belong to: restore state/")
+            raise DamagedError(
+                f"{self.run.path} must hold the state of its snapshots, but there is none: restore state/"
+            )
         self.log.begin(state.completed if state else 0, state.notes["seconds"] if state else 0.0)
         if state is None:
             self.save()
         else:
-            self._ensembler.load_state_dict(_with_integer_steps(state.notes["ensembler"]))
+            self._ensembler.load_state_dict(state.notes["ensembler"])
             self._restore_outputs()
             self.step.load(state.tensors)
             self.run.forget(self.completed)
@@ -175,12 +177,14 @@ class Training:
     def _restore_outputs(self) -> None:
         """Recompute the outputs of members that are missing or damaged; this changes the network's weights."""
         snapshots = self._ensembler.snapshots
+        self.run.adopt_outputs(self._parts)
         intact = set.intersection(*(self.run.intact_outputs(part) for part in self._parts))
         for step in snapshots.steps:
             if step not in intact:
-                log.warning("%s lacks intact outputs of step %d: they are recomputed", self.run.path, step)
+                log.warning("%s has no intact outputs of step %d: they are recomputed", self.run.path, step)
                 set_weights(self.step.kept, snapshots.load(step))
-                self.run.add_outputs(step, self._outputs())
+                self.run.add_outputs(step, self._outputs(), replace=not intact)
+                intact.add(step)
 
     def _outputs(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Log-probabilities and labels of each part, for the current weights."""
@@ -198,7 +202,7 @@ class Training:
 
     def _end_cycle(self, completed: int) -> None:
         """Evaluate the member, commit its snapshot, begin the next cycle, save the state."""
-        self.log.flush(wait=True)  # first, so that the time of the evaluation is not counted as that of the steps
+        self.log.flush(wait=True)  # first, so that the time of the evaluation is not included in that of the steps
         outputs = self._outputs()
         self.run.add_outputs(completed, outputs, self._ensembler.snapshots.reserve(completed))
         self._ensembler.step()
@@ -230,13 +234,6 @@ class Training:
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-def _with_integer_steps(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of an ensembler, with the steps that JSON turned into strings as integers again."""
-    store = state["store"]
-    snapshots = {int(step): file for step, file in store["snapshots"].items()}
-    return {**state, "store": {**store, "snapshots": snapshots}, "held": {}}
 
 
 def _environment(placed: Placed) -> dict[str, Any]:

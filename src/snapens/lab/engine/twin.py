@@ -3,7 +3,7 @@
 Autocast casts every weight in the forward pass and every gradient in the backward pass, one small kernel
 each: of the 1,719 kernels in a step of ResNet-110, at least a sixth did that or counted batches (a profile on an H200).
 The twin has bfloat16 weights for convolutions and linear layers and shares everything else with its
-original, so that the numbers are those of autocast; three kernels over all tensors replace the many.
+original, so that the results are those of autocast; three kernels over all tensors replace the many small ones.
 """
 
 import torch
@@ -13,7 +13,7 @@ _CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 class Twin:
-    """A working copy of `original`, made of `network`, another instance of the same architecture."""
+    """A working copy of `original`, made from `network`, another instance of the same architecture."""
 
     def __init__(self, original: nn.Module, network: nn.Module) -> None:
         self.network = network
@@ -36,7 +36,7 @@ class Twin:
                 setattr(copy, name, buffer)
             if isinstance(copy, nn.BatchNorm2d) and copy.momentum is not None and copy.num_batches_tracked is not None:
                 self._counts.append(copy.num_batches_tracked)
-                copy.num_batches_tracked = None  # counted for all of them at once
+                copy.num_batches_tracked = None  # all counters are updated together
         self._gradients = [torch.zeros_like(parameter) for parameter in self._originals]
 
     @torch.no_grad()
@@ -44,7 +44,7 @@ class Twin:
         """After a backward pass: move the twin's gradients to the originals, in float32."""
         buffers, gradients = [], []
         for parameter, buffer, rounded in zip(self._originals, self._gradients, self._rounded, strict=True):
-            if rounded.grad is not None:  # it is neither frozen nor unused
+            if rounded.grad is not None:  # the parameter is neither frozen nor unused
                 buffers.append(buffer)
                 gradients.append(rounded.grad)
                 parameter.grad, rounded.grad = buffer, None
@@ -55,6 +55,6 @@ class Twin:
 
     @torch.no_grad()
     def take_over_weights(self) -> None:
-        """After the originals have changed: round them again."""
+        """After the originals have changed: update the rounded weights."""
         if self._rounded:
             torch._foreach_copy_(self._rounded, self._originals)

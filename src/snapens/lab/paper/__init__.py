@@ -1,1 +1,1 @@
-"""The paper as data: its cells and figures, and the ledger of what was measured for them."""
+"""The paper as data: its cells and figures, and the ledger of our measurements."""

@@ -52,7 +52,7 @@ class Cell:
     reads: Literal["last", "ensemble"]
     """The members of each run: its last snapshot alone, or all of them."""
     published_percent: float | None = None
-    """None where the paper prints no number."""
+    """None if the paper prints no number."""
     starred: bool = False
     """Whether the paper copied the number from the DenseNet paper."""
     seeds: int = 1
@@ -120,14 +120,14 @@ _METHODS: dict[str, tuple[dict[str, Any], Literal["last", "ensemble"]]] = {
     "single": ({"method": "single"}, "last"),
     "dropout": ({"method": "single", "dropout": 0.2}, "last"),
     "nocycle": ({"method": "single"}, "ensemble"),
-    "singlecycle": ({"method": "singlecycle", "lr": 0.1}, "ensemble"),  # the rate is ours: the paper states none
+    "singlecycle": ({"method": "singlecycle", "lr": 0.1}, "ensemble"),  # our choice of rate: the paper states none
     "snapshot-0.1": ({"method": "snapshot", "lr": 0.1}, "ensemble"),
     "snapshot-0.2": ({"method": "snapshot", "lr": 0.2}, "ensemble"),
 }
-# ours: the paper says "from 60 to 300" epochs and shows no grid; 300 is in Table 1
+# our choice: the paper says "from 60 to 300" epochs without a list; 300 is in Table 1
 _BUDGETS_EPOCHS = (60, 120, 180, 240)
-_TRUE_ENSEMBLES = (2, 3, 4, 5, 6)  # K; ours, up to M
-_SNAPSHOT_ENSEMBLES = (2, 3)  # K; ours: the introduction proposes an ensemble of Snapshot Ensembles and measures none
+_TRUE_ENSEMBLES = (2, 3, 4, 5, 6)  # K; our choice, up to M
+_SNAPSHOT_ENSEMBLES = (2, 3)  # K; our choice: the introduction proposes this and measures none
 
 
 def cells() -> tuple[Cell, ...]:
@@ -183,7 +183,7 @@ def _run_names() -> dict[Recipe, str]:
 
 
 def hours(recipe: Recipe) -> float | None:
-    """GPU hours of one run in a pack; None where the network was never timed."""
+    """GPU hours of one run in a pack; None if the network was not timed."""
     speed = IMAGES_PER_SECOND.get(recipe.network.name)
     return None if speed is None else recipe.budget.epochs * images(recipe) / speed / 3600
 
@@ -226,7 +226,7 @@ def _budget(network: str, dataset: str) -> Settings:
 
 
 def _table_2() -> Iterator[Cell]:
-    # the rate of 0.1 is ours: the paper states none
+    # 0.1 is our choice: the paper states no rate
     common = Settings(network="resnet50", dataset="imagenet", epochs=90, batch=256, lr=0.1)
     single = replace(common, method="single", cycles=1).recipe()
     yield Cell("resnet50", "imagenet", "single", single, "table 2", "last", _TABLE_2_SINGLE)

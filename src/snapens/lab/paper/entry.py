@@ -1,4 +1,4 @@
-"""What the ledger stores: an Entry has all measurements of one run, a Joint the one number of several runs together."""
+"""The content of the ledger: an Entry has all measurements of one run, a Joint the error of several runs together."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +72,7 @@ class Entry:
     seconds: float
     images_per_second: float
     pack: int | None
-    """How many runs shared the device, including this one; seconds and images per second are per run."""
+    """The number of runs that shared the device, including this one; seconds and images per second are per run."""
     test_images: int
     snapshot_epochs: Series
     snapshot_percent: Series
@@ -124,7 +124,7 @@ class Entry:
         return replace(self.recipe, seed=0)
 
     def percent(self, cell: paper.Cell) -> float:
-        """The error that a cell of one run reads."""
+        """The error for a cell of one run."""
         return self.last_percent[0 if cell.reads == "last" else -1]
 
     @classmethod
@@ -211,7 +211,7 @@ def cell_error(cell: paper.Cell, runs: Sequence["Run"]) -> float:
 
 
 def joint_name(cell: paper.Cell, repetition: int) -> str:
-    """The name of a number of several runs.
+    """The name of a joint number of several runs.
 
     Examples:
         >>> joint_name(paper.find("densenet40-cifar100-single-x3"), repetition=1)
@@ -222,7 +222,7 @@ def joint_name(cell: paper.Cell, repetition: int) -> str:
 
 
 def _require_whole(run: "Run", trace: "Trace", steps: Sequence[int]) -> None:
-    """Make sure that a run was trained on its whole data set and has all its snapshots."""
+    """Check that a run was trained on its whole data set and has all its snapshots."""
     recipe = run.recipe
     if recipe.dataset.name in paper.IMAGES and trace.images != (known := paper.images(recipe)):
         raise ArgumentError(
@@ -230,7 +230,7 @@ def _require_whole(run: "Run", trace: "Trace", steps: Sequence[int]) -> None:
             f"got {run.path} with {trace.images:,}"
         )
     total, cycles = recipe.schedule(trace.images).total_steps, recipe.method.cycles
-    if len(steps) != cycles or steps[-1] != total:  # the steps of the other snapshots are as recorded
+    if len(steps) != cycles or steps[-1] != total:  # the steps of the other snapshots are not checked
         raise DamagedError(
             f"{run.path} must hold {cycles} snapshots, the last at step {total}, got {steps}: train it again"
         )

@@ -1,4 +1,4 @@
-"""The paper's figures as data: what each shows, and the cells that its panels are drawn from."""
+"""The paper's figures as data: what each figure shows, and the cells of its panels."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure of the paper shows, and for which network; None where it is drawn for all networks."""
+    """What a figure of the paper shows, and for which network; None if it is drawn for all networks."""
 
     shows: str
     network: str | None
@@ -48,7 +48,7 @@ def _panel(network: str, dataset: str, setting: str, methods: Iterable[str]) -> 
 
 
 def _losses(network: str) -> Iterable[Panel]:
-    # the rate of 0.1 is ours: the paper states none
+    # 0.1 is our choice: the paper states no rate
     yield _panel(network, "cifar10", "", ("single", "snapshot-0.1"))
 
 
@@ -63,7 +63,7 @@ def _sizes(network: str) -> Iterable[Panel]:
         budgets = (*(f"-{epochs}-epochs" for epochs in (60, 120, 180, 240)), "")
         methods = [f"{method}{budget}" for method in ("snapshot-0.1", "singlecycle") for budget in budgets]
         yield _panel(network, dataset, "by epochs", methods)
-    # the rate of 0.2 is ours, the better one of Table 1: the paper states none
+    # 0.2 is our choice, the better rate of Table 1: the paper states no rate
     true_ensembles = (f"single-x{seeds}" for seeds in range(2, 7))
     yield _panel(network, "cifar100", "by models", ("snapshot-0.2", "single", *true_ensembles))
 
@@ -90,7 +90,7 @@ FIGURES = {
         "densenet40",
         lambda network: _cyclic_or_not(network, _CIFAR),
     ),
-    # CIFAR-100 is ours: the paper names no data set
+    # CIFAR-100 is our choice: the paper names no data set
     "6": Figure(
         "correlation between the softmax outputs of every two snapshots",
         "densenet100",

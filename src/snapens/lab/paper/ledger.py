@@ -1,6 +1,6 @@
-"""The ledger: what finished runs measured, one small JSON file per run, and one per set of runs that a cell averages.
+"""The ledger: the measurements of finished runs, one JSON file per run, and one per set of runs that a cell averages.
 
-Every recipe has an entry name of its own; the cells of the paper are the recipes that have a published value.
+Every recipe has its own entry name; the cells of the paper are the recipes that have a published value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,28 +25,26 @@ _KINDS: dict[str, type[Entry] | type[Joint]] = {"run": Entry, "runs together": J
 
 
 def record(run: "Run", folder: Path, commit: str, *, overwrite: bool = False) -> Path:
-    """Store the measurements of a finished run of any recipe; `commit` is that of the code which trained it.
+    """Store the measurements of a finished run of any recipe; `commit` is the commit of the code that trained it.
 
     An entry that exists is not changed, except that the lines between snapshots may be added later. A different
-    result, or another commit, under the same name is rejected unless `overwrite`. A new result removes the numbers of
-    several runs that its predecessor was part of, because they are no longer valid.
+    result, or another commit, under the same name is rejected unless `overwrite`. A new result removes the joint
+    numbers of several runs that used the old one, because they are no longer valid; if that was interrupted,
+    recording the run again completes it.
     """
     entry = Entry.of_run(run, commit)
     if is_of_commit(run, commit) is False:
         raise MismatchError(
-            f"commit must be that of the code which trained {run.path}, got {commit}, which has different code: "
+            f"commit must be that of the code that trained {run.path}, got {commit}, which has different code: "
             "give the right commit, or commit that code first"
         )
     path = folder / f"{entry.name}.json"
     before = _read(path)
-    if isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry:
-        return _keep(entry, folder, overwrite=True)
-    kept = _keep(entry, folder, overwrite)
-    if before is None or overwrite:
-        for cell in paper.cells():
-            if cell.seeds > 1 and cell.recipe == entry.seedless:
-                name = joint_name(cell, entry.recipe.seed // cell.seeds)
-                (folder / f"{name}.json").unlink(missing_ok=True)
+    adds_lines = (
+        isinstance(before, Entry) and before.between is None and replace(before, between=entry.between) == entry
+    )
+    kept = _keep(entry, folder, overwrite or adds_lines)
+    _remove_outdated(entry, folder, every=before is None or (overwrite and not adds_lines))
     return kept
 
 
@@ -65,7 +63,7 @@ def record_together(runs: Sequence["Run"], folder: Path, *, overwrite: bool = Fa
 
 
 def is_of_commit(run: "Run", commit: str) -> bool | None:
-    """Whether a run was trained by the code of a commit and by no other; None where its log or git does not say."""
+    """Whether a run was trained only by the code of a commit; None if its log or git cannot tell."""
     from ..records.trace import Trace
 
     trained_by = set((Trace.of(run).sources or "").split())
@@ -74,12 +72,12 @@ def is_of_commit(run: "Run", commit: str) -> bool | None:
 
 
 def entries(folder: Path) -> dict[str, Entry | Joint]:
-    """All entries of a ledger by name; none where the folder does not exist."""
+    """All entries of a ledger by name; none if the folder does not exist."""
     found = {path.stem: entry for path in _files(folder) if (entry := _read(path))}
     stale = [f"{name}.json" for name, entry in found.items() if isinstance(entry, Joint) and not _is_of(entry, found)]
     if stale:
         raise DamagedError(
-            f"{folder} must hold every run that a number of several runs was computed from, but the runs of "
+            f"{folder} must hold all runs of each joint number, but the runs of "
             f"{', '.join(stale)} are missing or have changed: remove these files, and record their runs together again"
         )
     return found
@@ -111,10 +109,27 @@ def _joints_of(cell: paper.Cell, entries: Entries) -> list[Joint]:
 
 
 def _is_of(joint: Joint, entries: Entries) -> bool:
-    """Whether the entries of its runs are those that it was computed from."""
+    """Whether it was computed from the current entries of its runs."""
     runs = [entry for name in joint.runs if isinstance(entry := entries.get(name), Entry)]
     seconds = round(sum(run.seconds for run in runs), 3)
     return (tuple(run.origin for run in runs), seconds) == (joint.origins, joint.seconds)
+
+
+def _remove_outdated(entry: Entry, folder: Path, every: bool) -> None:
+    """Remove the numbers of several runs that a run is part of: every one, or those of other runs than the ledger's."""
+    for cell in paper.cells():
+        if cell.seeds == 1 or cell.recipe != entry.seedless:
+            continue
+        path = folder / f"{joint_name(cell, entry.recipe.seed // cell.seeds)}.json"
+        joint = None if every else _read(path)
+        if isinstance(joint, Joint):
+            runs = {name: run for name in joint.runs if (run := _read(folder / f"{name}.json"))}
+            if _is_of(joint, runs):
+                continue
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path} could not be removed ({error}): remove it, and record its runs again") from error
 
 
 def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
@@ -144,7 +159,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Entry | Joint | None:
-    """The entry in a file; None where there is no file."""
+    """The entry in a file; None if there is no file."""
     try:
         content = jsonfile.read(path)
         version = content.pop("format", None) if isinstance(content, dict) else None
@@ -153,7 +168,7 @@ def _read(path: Path) -> Entry | Joint | None:
         if type(version) is not int or version < 1:
             raise ArgumentError(f"format {version!r} instead of {_FORMAT}")
         kind = content.pop("kind", None)
-        if kind not in tuple(_KINDS):  # it may be anything
+        if kind not in tuple(_KINDS):  # any JSON value is possible
             raise ArgumentError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}")
         entry: Entry | Joint = decoded(_KINDS[kind], content, "entry")
         if entry.name != path.stem:

@@ -1,4 +1,4 @@
-"""Averaging: weights that are kept in place of the trained ones."""
+"""Averaging: averages of the weights that are stored instead of the trained weights."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ class Averaging(Value, ABC):
 
 @dataclass(frozen=True)
 class EMA(Averaging):
-    """The exponential moving average: a step adds 1 - `decay` of the live weights."""
+    """The exponential moving average: each step adds the live weights with the factor 1 - `decay`."""
 
     decay: float = 0.999
 
     def check(self) -> None:
-        """The decay is a share."""
+        """The decay is between 0 and 1."""
         require(0 < self.decay < 1, "ema", "have a decay of more than 0 and less than 1", self.decay)
 
     def update(self, average: "list[Tensor]", live: "list[Tensor]") -> None:
-        """All tensors by one kernel."""
+        """Update all tensors with one kernel."""
         import torch
 
         torch._foreach_lerp_(average, live, 1 - self.decay)

@@ -1,4 +1,4 @@
-"""Budget: how long a recipe trains, and in batches of which size."""
+"""Budget: the number of epochs and the batch size of a recipe."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from .value import Value, require, require_at_least
 
 @dataclass(frozen=True)
 class Budget(Value):
-    """Epochs and the size of a batch."""
+    """Epochs and the batch size."""
 
     epochs: int = 200
-    """B: how often each training example is seen."""
+    """B: the number of passes over the training examples."""
     batch: int = 64
-    """Examples in a step."""
+    """Examples per step."""
     warmup_epochs: int = 0
-    """Epochs of a rising rate before the first cycle, inside `epochs`."""
+    """Warm-up epochs before the first cycle, included in `epochs`."""
 
     def check(self) -> None:
         """There is at least one epoch after the warm-up, and one example in a batch."""

@@ -1,4 +1,4 @@
-"""Dataset: which data a recipe trains on, and how many of the training examples are held out."""
+"""Dataset: the data set of a recipe, and the number of training examples that are held out."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ class Dataset(Value):
 
     name: str = "cifar100"
     held_out: int = 0
-    """Training examples that are set aside; whatever is chosen later is chosen on them."""
+    """The number of training examples that are held out, for example to choose m."""
     held_out_seed: int = 0
-    """Decides which examples those are."""
+    """The seed that selects the held-out examples."""
     padding: int | None = None
-    """Pixels of padding around an image, from which training crops it; None: as the data set has it."""
+    """Pixels of padding around an image before random cropping; None: the default of the data set."""
 
     def check(self) -> None:
         """Counts are at least 0."""

@@ -12,10 +12,10 @@ Restart = Literal["warm", "fresh"]
 
 @dataclass(frozen=True)
 class Method(Value, ABC):
-    """How one run becomes several snapshots."""
+    """The schedule of a run, and the start of each cycle."""
 
     cycles: int = 5
-    """M: how many snapshots are kept."""
+    """M: the number of snapshots."""
 
     def check(self) -> None:
         """There is at least one cycle."""
@@ -27,12 +27,12 @@ class Method(Value, ABC):
 
     @abstractmethod
     def begins_fresh(self, cycle: int) -> bool:
-        """Whether a cycle, counted from 0, starts from new weights; the first always does."""
+        """Whether a cycle, counted from 0, starts from fresh weights; the first cycle always does."""
 
 
 @dataclass(frozen=True)
 class Single(Method):
-    """The rate is multiplied by 0.1 at 50 % and 75 %; the snapshots kept on the way are the paper's NoCycle."""
+    """The rate is multiplied by 0.1 at 50 % and 75 %; the snapshots taken on the way form the paper's NoCycle."""
 
     def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
         """The standard schedule."""
@@ -45,7 +45,7 @@ class Single(Method):
 
 @dataclass(frozen=True)
 class Snapshot(Method):
-    """Cosine cycles, each of which continues where the one before ended."""
+    """Cosine cycles, each of which continues from the end of the previous one."""
 
     def begins_fresh(self, cycle: int) -> bool:
         """Only the first."""
@@ -63,10 +63,10 @@ class SingleCycle(Method):
 
 @dataclass(frozen=True)
 class Grow(Method):
-    """Cosine cycles that begin as a pattern says: the paper's future work."""
+    """Cosine cycles that start as given by a pattern, which the paper proposes as future work."""
 
     pattern: tuple[Restart, ...] = ("fresh",)
-    """How each cycle after the first begins, repeated as needed: `warm warm fresh`."""
+    """The start of each cycle after the first, such as `warm warm fresh`; repeated as needed."""
 
     def check(self) -> None:
         """The pattern has at least one word."""
@@ -74,7 +74,7 @@ class Grow(Method):
         require(bool(self.pattern), "pattern", "have at least one of the words 'warm' and 'fresh'", self.pattern)
 
     def begins_fresh(self, cycle: int) -> bool:
-        """As the pattern says."""
+        """As given by the pattern."""
         return cycle == 0 or self.pattern[(cycle - 1) % len(self.pattern)] == "fresh"
 
 

@@ -1,4 +1,4 @@
-"""Network: which network a recipe trains."""
+"""Network: the network of a recipe."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ class Network(Value):
 
     name: str = "resnet110"
     dropout: float = 0.0
-    """The probability with which a node is dropped."""
+    """The dropout probability."""
     stem_stride: int = 1
-    """The stride of the first layer; the paper has 2 for Tiny ImageNet."""
+    """The stride of the first layer; the paper uses 2 for Tiny ImageNet."""
 
     def check(self) -> None:
         """Dropout is a probability; the stride is at least 1."""

@@ -18,7 +18,7 @@ class Objective(Value, ABC):
 
     @abstractmethod
     def __call__(self, outputs: "Tensor", batch: "Batch") -> "Tensor":
-        """The loss, a number, of the network's outputs (batch, classes)."""
+        """The scalar loss of the network's outputs (batch, classes)."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CrossEntropy(Objective):
     """The share of each target that is spread evenly over all classes."""
 
     def check(self) -> None:
-        """The share is less than all."""
+        """The share is at least 0 and less than 1."""
         rule = "be at least 0 and less than 1"
         require(0 <= self.label_smoothing < 1, "label_smoothing", rule, self.label_smoothing)
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Optimizer(Value, ABC):
-    """One of torch's optimizers, in groups of parameters that each have a rate of their own."""
+    """One of torch's optimizers, with parameter groups that each have their own learning rate."""
 
     lr: float
-    """The peak of the learning rate."""
+    """The peak learning rate."""
     weight_decay: float
     decays: Literal["all", "weights"] = "all"
     """all: every parameter decays, as in the paper; weights: norms and biases do not."""
@@ -29,13 +29,13 @@ class Optimizer(Value, ABC):
 
     @abstractmethod
     def build(self, parameters: "Mapping[str, nn.Parameter]", device: "torch.device") -> "torch.optim.Optimizer":
-        """The optimizer of some parameters by name; its rates are tensors, so that a captured step can change them."""
+        """The optimizer of the named parameters; its rates are tensors, so that a captured step can change them."""
 
     def create_state(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Have the optimizer create its state, as before the first step: every step is then alike, and can be captured.
+        """Create the state of the optimizer before the first step, so that all steps are alike and can be captured.
 
-        An optimizer creates its state when it takes a step, here one without gradients, rate or decay, which changes
-        no weight.
+        An optimizer creates its state when it takes a step. This step has zero gradients, rate and decay, so it
+        changes no weight.
         """
         import torch
 
@@ -52,7 +52,7 @@ class Optimizer(Value, ABC):
         self.reset(optimizer)
 
     def reset(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Set the state in place to that before the first step: zeros, unless an entry overrides this."""
+        """Reset the state, in place, to its values before the first step: zeros, unless a subclass overrides this."""
         for state in optimizer.state.values():
             for tensor in state.values():
                 tensor.zero_()
@@ -62,7 +62,7 @@ class Optimizer(Value, ABC):
         import torch
 
         decayed, others = list(parameters.values()), []
-        if self.decays == "weights":  # of convolutions and linear layers: norms and biases have one dimension
+        if self.decays == "weights":  # only convolutions and linear layers; norms and biases have one dimension
             decayed = [parameter for parameter in parameters.values() if parameter.dim() > 1]
             others = [parameter for parameter in parameters.values() if parameter.dim() <= 1]
         return [
@@ -79,7 +79,7 @@ class Optimizer(Value, ABC):
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent with Nesterov momentum, as the paper's authors use it."""
+    """Stochastic gradient descent with Nesterov momentum, as in the paper."""
 
     lr: float = 0.1
     weight_decay: float = 1e-4
@@ -91,7 +91,7 @@ class SGD(Optimizer):
         require(0 < self.momentum < 1, "momentum", "be more than 0 and less than 1", self.momentum)
 
     def build(self, parameters: "Mapping[str, nn.Parameter]", device: "torch.device") -> "torch.optim.Optimizer":
-        """torch's SGD, as one kernel for all parameters."""
+        """torch's SGD, with one kernel for all parameters."""
         import torch
 
         return torch.optim.SGD(self.groups(parameters, device), momentum=self.momentum, nesterov=True, fused=True)
@@ -107,13 +107,13 @@ class AdamW(Optimizer):
     beta2: float = 0.999
 
     def check(self) -> None:
-        """The betas are shares."""
+        """The betas are at least 0 and less than 1."""
         super().check()
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, name, "be at least 0 and less than 1", getattr(self, name))
 
     def build(self, parameters: "Mapping[str, nn.Parameter]", device: "torch.device") -> "torch.optim.Optimizer":
-        """torch's AdamW, as one kernel for all parameters."""
+        """torch's AdamW, with one kernel for all parameters."""
         import torch
 
         captured = device.type == "cuda"

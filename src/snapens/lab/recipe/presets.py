@@ -1,4 +1,4 @@
-"""Presets: complete recipes for a purpose, as functions that return them."""
+"""Presets: functions that return complete recipes for a purpose."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ from .recipe import Recipe
 
 
 def demo(seed: int) -> tuple[Recipe, Recipe]:
-    """A baseline and a Snapshot Ensemble of the same budget, small enough for two CPU cores.
+    """A baseline and a Snapshot Ensemble with the same budget, small enough for two CPU cores.
 
-    They were chosen on seeds 0 to 4; docs/lab.md has the results of seeds 5 to 14.
+    Their settings were chosen on seeds 0 to 4; docs/lab.md has the results of seeds 5 to 14.
     """
     snapshot = Recipe(
         Network("small"), Dataset("glyphs"), Snapshot(cycles=5), Budget(epochs=40), SGD(lr=0.2), seed=seed

@@ -1,4 +1,4 @@
-"""Recipe: everything that defines a run; nothing else does."""
+"""Recipe: everything that defines a run."""
 
 import hashlib
 import json
@@ -39,9 +39,9 @@ class Recipe(Value):
     optimizer: Optimizer = field(default_factory=SGD)
     objective: Objective = field(default_factory=CrossEntropy)
     transforms: tuple[Transform, ...] | None = None
-    """Applied in this order after cropping; None: those of the data set."""
+    """Applied in this order after cropping; None: the default of the data set."""
     averaging: Averaging | None = None
-    """None: the trained weights themselves are kept."""
+    """None: the trained weights themselves are stored."""
     seed: int = 0
     """The seed of weights, order, transforms and dropout."""
 
@@ -59,7 +59,7 @@ class Recipe(Value):
         return super().of(content)
 
     def schedule(self, examples: int) -> Schedule:
-        """The schedule over the epochs of so many training examples; batches may straddle two epochs."""
+        """The schedule for a number of training examples per epoch; a batch may span two epochs."""
         budget, cycles = self.budget, self.method.cycles
         total, warmup = (epochs * examples // budget.batch for epochs in (budget.epochs, budget.warmup_epochs))
         if total - warmup < cycles:
@@ -72,18 +72,18 @@ class Recipe(Value):
 
     @property
     def identity(self) -> str:
-        """Canonical JSON, which tells this recipe from every other."""
+        """Canonical JSON, unique for each recipe."""
         return json.dumps(self.written(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property
     def digest(self) -> str:
-        """Eight hexadecimal digits of a hash of the identity without the seed, for names."""
+        """Eight hexadecimal digits of a hash of the identity without the seed, for use in names."""
         content = {name: value for name, value in self.written().items() if name != "seed"}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def differences(self, other: "Recipe") -> list[str]:
-        """`setting: ours, theirs` for each setting that differs."""
+        """`setting: own value, other value` for each setting that differs."""
         ours, theirs = self.flat(), other.flat()
         names: dict[str, Any] = {**ours, **theirs}
         return [

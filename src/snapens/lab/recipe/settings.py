@@ -1,4 +1,4 @@
-"""Settings: a recipe as flat, short settings, as the command line has them; and the flat recipes of format 1."""
+"""Settings: a recipe as flat settings, which are the flags of the command line; and the flat recipes of format 1."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,55 +27,55 @@ class Settings:
     """
 
     network: str = "resnet110"
-    """resnet110, wrn32, densenet40, densenet100, resnet50, small, mlp, torchvision:NAME, timm:NAME, or your own as
-    module:callable."""
+    """resnet110, wrn32, densenet40, densenet100, resnet50, small, mlp, torchvision:NAME, timm:NAME, or your own
+    network as module:callable."""
     dataset: str = "cifar100"
-    """cifar10, cifar100, svhn, svhn-extra, tinyimagenet, imagenet, glyphs, or your own as a folder or as arrays."""
+    """cifar10, cifar100, svhn, svhn-extra, tinyimagenet, imagenet, glyphs, or your own data as folder or arrays."""
     method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
-    """single: the rate drops at 50 % and 75 %, and the snapshots taken on the way are NoCycle's; snapshot: cosine
-    cycles; singlecycle: every cycle from fresh weights; grow: cycles that begin as `pattern` says."""
+    """single: the rate drops at 50 % and 75 %, and the snapshots taken on the way form NoCycle; snapshot: cosine
+    cycles; singlecycle: cosine cycles, each from fresh weights; grow: cosine cycles that start as given by pattern."""
     epochs: int = 200
-    """B: how often each training example is seen."""
+    """B: the number of passes over the training examples."""
     cycles: int = 5
-    """M: how many snapshots are kept."""
+    """M: the number of snapshots."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """sgd: with Nesterov momentum, as in the paper; adamw: Adam with decoupled weight decay."""
     lr: float | None = None
-    """The peak of the learning rate; by default 0.1 for sgd and 0.001 for adamw."""
+    """The peak learning rate; by default 0.1 for sgd and 0.001 for adamw."""
     batch: int = 64
-    """Examples in a step."""
+    """Examples per step."""
     seed: int = 0
     """The seed of weights, order, transforms and dropout."""
     dropout: float = 0.0
-    """The probability with which a node is dropped."""
+    """The dropout probability."""
     stem_stride: int = 1
-    """The stride of the first layer; the paper has 2 for Tiny ImageNet."""
+    """The stride of the first layer; the paper uses 2 for Tiny ImageNet."""
     weight_decay: float | None = None
-    """By default 0.0001 for sgd and 0.01 for adamw."""
+    """The weight decay; by default 0.0001 for sgd and 0.01 for adamw."""
     decays: Literal["all", "weights"] = "all"
-    """The parameters that decay: all, or all except for norms and biases."""
+    """The parameters with weight decay: all, or weights, which excludes norms and biases."""
     momentum: float | None = None
     """Nesterov momentum of sgd; by default 0.9."""
     label_smoothing: float = 0.0
     """The share of each target that is spread evenly over all classes."""
     padding: int | None = None
-    """Pixels of padding around an image, from which training crops it; by default as the data set has it."""
+    """Pixels of padding around an image before random cropping; the default depends on the data set."""
     transforms: tuple[str, ...] | None = None
-    """What is done to training images after cropping: mirror, jitter, lighting, cutout=16; by default as the data set
-    has it."""
+    """Transforms of training images after cropping: mirror, jitter, lighting, cutout=16; the default depends on the
+    data set."""
     ema: float | None = None
-    """Keep the exponential moving average of the weights with this decay, such as 0.999."""
+    """Store an exponential moving average of the weights with this decay, such as 0.999."""
     warmup_epochs: int = 0
-    """Epochs of a rising rate before the first cycle, inside `epochs`."""
+    """Warm-up epochs before the first cycle, included in epochs."""
     pattern: tuple[Literal["warm", "fresh"], ...] = ()
-    """For grow: how each cycle after the first begins, repeated as needed: `warm warm fresh`."""
+    """For grow: the start of each cycle after the first, such as warm warm fresh; repeated as needed."""
     held_out: int = 0
-    """Training examples set aside for whatever is chosen later."""
+    """The number of training examples to hold out, for example to choose m."""
     held_out_seed: int = 0
-    """Decides which examples those are."""
+    """The seed that selects the held-out examples."""
 
     def recipe(self) -> Recipe:
-        """The recipe that these settings mean."""
+        """The recipe with these settings."""
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
         if self.optimizer not in OPTIMIZERS:
@@ -101,7 +101,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Format1:
-    """The fields of a recipe that format 1 wrote, and the defaults that they had."""
+    """The fields of a recipe in format 1, with their defaults."""
 
     network: str = "resnet110"
     dataset: str = "cifar100"
@@ -122,5 +122,5 @@ class _Format1:
 
 
 def from_format_1(content: Any) -> Recipe:
-    """The recipe that format 1 wrote as a flat JSON object."""
+    """The recipe from the flat JSON object of format 1."""
     return Settings(**vars(decoded(_Format1, content, "recipe"))).recipe()

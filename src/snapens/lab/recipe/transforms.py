@@ -1,4 +1,4 @@
-"""Transforms: what is done to a training batch, in turn, on its device, driven by numbers drawn for each example."""
+"""Transforms: random changes of a training batch on its device, from numbers drawn for each example."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -21,36 +21,36 @@ _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
 class Batch(NamedTuple):
-    """The examples of one step; images are (batch, height, width, channels), in units of the pixels."""
+    """The examples of one step; images are (batch, height, width, channels), with pixel values from 0 to 255."""
 
     inputs: "Tensor"
     targets: "Tensor"
     """(batch,) class indices, or (batch, classes) probabilities."""
     fill: "Tensor | None" = None
-    """(channels,): the colour of padding, which is 0 once images are normalised."""
+    """(channels,): the colour of padding, which becomes 0 when images are normalised."""
     inside: "Tensor | None" = None
-    """(batch, height, width, 1): which pixels show the image; the others get the colour of padding in the end. None: no
-    transform changes colours, so that they have it already."""
+    """(batch, height, width, 1): whether a pixel belongs to the image; the others are set to the colour of padding
+    after all transforms. None: no transform changes colours, so this is not necessary."""
 
 
 @dataclass(frozen=True)
 class Transform(Value, ABC):
-    """A function of a batch and of numbers drawn in [0, 1)."""
+    """A function of a batch and of random numbers in [0, 1)."""
 
     columns: ClassVar[int]
-    """How many numbers are drawn for each example."""
+    """The number of random numbers per example."""
     recolours: ClassVar[bool] = False
-    """Whether it changes the colour of padding too, which is then restored in the end."""
+    """Whether it also changes the colour of padding, which is then restored after all transforms."""
     channels: ClassVar[int | None] = None
-    """The number of channels that it is made for; None: any."""
+    """The number of channels that it requires; None: any."""
 
     def suits(self, inputs: Mapping[str, int]) -> bool:
-        """Whether it can be applied to such examples: to images, of its number of channels if it has one."""
+        """Whether it can be applied to such examples: images with the required number of channels."""
         return "channels" in inputs and self.channels in (None, inputs["channels"])
 
     @abstractmethod
     def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
-        """The changed batch; `draws` is (batch, columns). Nothing here may wait for the device."""
+        """The changed batch; `draws` is (batch, columns). It must not wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Mirror(Transform):
     columns = 1
 
     def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
-        """Flip those whose number is 0.5 or more."""
+        """Flip the images whose number is 0.5 or more."""
         import torch
 
         kept = draws[:, 0, None, None, None] < 0.5
@@ -104,7 +104,7 @@ class ColourJitter(Transform):
 class Lighting(Transform):
     """Shift colours along the principal components of ImageNet's colours, by normally distributed amounts.
 
-    This is AlexNet's; the paper's "RGB intensity scaling" for Tiny ImageNet.
+    This is AlexNet's augmentation, and the paper's "RGB intensity scaling" for Tiny ImageNet.
     """
 
     columns = 3
@@ -138,7 +138,7 @@ class Cutout(Transform):
         require(1 <= self.size <= _MOST_PIXELS, "size", f"be between 1 and {_MOST_PIXELS} pixels", self.size)
 
     def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
-        """The numbers are the row and the column of the centre; what lies outside the image is cut off."""
+        """The numbers are the row and the column of the centre; the square is clipped at the border of the image."""
         import torch
 
         height, width = batch.inputs.shape[1:3]
@@ -162,7 +162,7 @@ Transform.kinds = TRANSFORMS
 
 
 def named(text: str) -> Transform:
-    """A transform as the command line has it: its name, and its setting if that is not the default.
+    """The transform for a text of the command line: its name, and its setting unless that is the default.
 
     Examples:
         >>> named("mirror"), named("cutout=8")
@@ -183,7 +183,7 @@ def named(text: str) -> Transform:
 
 
 def _between(side: int, begin: "Tensor", length: int) -> "Tensor":
-    """(batch, side): the places from `begin` (batch, 1) on, `length` of them."""
+    """(batch, side): whether a position is one of the `length` positions from `begin` (batch, 1) on."""
     import torch
 
     line = torch.arange(side, device=begin.device)
@@ -192,7 +192,7 @@ def _between(side: int, begin: "Tensor", length: int) -> "Tensor":
 
 @cache
 def _constant(values: tuple[Any, ...], device: "torch.device") -> "Tensor":
-    # made once and kept: while a step is being captured nothing can be copied from the host
+    # cached, because nothing can be copied from the host while a step is being captured
     import torch
 
     return torch.tensor(values, device=device)

@@ -1,4 +1,4 @@
-"""Value: a frozen part of a recipe. It checks itself, and its JSON leaves out what is at its default."""
+"""Value: a frozen part of a recipe, which is checked when it is created; its JSON omits defaults."""
 
 import difflib
 import math
@@ -12,14 +12,14 @@ from ...storage.typed import UnknownFieldError, decoded
 
 
 class Value:
-    """The base of a frozen dataclass whose fields are plain values, other values, or tuples of these.
+    """Base class of frozen dataclasses whose fields are plain values, other values, or tuples of these.
 
-    A value that is one of several kinds has a base class with a table, `kinds`, from names to classes; the name is
-    part of its JSON. Defaults never change: JSON that leaves a field out keeps its meaning.
+    If there are several kinds of a value, its base class has a table, `kinds`, from names to classes, and the name is
+    part of its JSON. Defaults never change, so that JSON without a field keeps its meaning.
     """
 
     kinds: ClassVar[Mapping[str, type]] = {}
-    """The table of a base class; empty for a value of one kind."""
+    """The table of a base class; empty if there is only one kind."""
 
     def __post_init__(self) -> None:
         if self.kinds:
@@ -32,21 +32,21 @@ class Value:
         self.check()
 
     def check(self) -> None:
-        """Reject settings that make no sense; types are checked already."""
+        """Reject invalid settings; types are checked before."""
 
     @property
     def kind(self) -> str | None:
-        """The name in the table of its kinds; None for a value of one kind."""
+        """The name in the table of kinds; None if there is only one kind."""
         return next((name for name, kind in self.kinds.items() if kind is type(self)), None)
 
     def written(self) -> dict[str, Any]:
-        """As JSON: its kind, and the fields that are not at their default."""
+        """As JSON: its kind, and the fields that differ from their default."""
         content = {name: _written(getattr(self, name)) for name in _hints(type(self)) if not self._is_default(name)}
         return {"kind": self.kind, **content} if self.kinds else content
 
     @classmethod
     def of(cls, content: Any) -> Self:
-        """From JSON, each field of its own type; missing ones have their default."""
+        """From JSON, with fields of the declared types; missing fields have their default."""
         noun = cls.__name__.lower()
         if not isinstance(content, dict):
             raise ArgumentError(f"{noun} must be an object of fields, got {type(content).__name__}")
@@ -76,13 +76,13 @@ class Value:
 
 
 def require(rule: bool, argument: str, must: str, value: Any) -> None:
-    """Raise the error of an argument that breaks a rule."""
+    """Raise an ArgumentError if an argument breaks a rule."""
     if not rule:
         raise ArgumentError(f"{argument} must {must}, got {value!r}")
 
 
 def require_at_least(least: float, **arguments: float) -> None:
-    """Raise the error of an argument that is too small, or not finite."""
+    """Raise an ArgumentError if an argument is too small or not finite."""
     for name, value in arguments.items():
         rule = "be at least" if isinstance(value, int) else "be finite and at least"
         require(least <= value < math.inf, name, f"{rule} {least}", value)
@@ -117,12 +117,12 @@ def _written(value: Any) -> Any:
 
 
 def _coerced(value: Any, hint: Any) -> Any:
-    """A list as a tuple and an int as a float where the type says so: equal values then have equal JSON."""
+    """Convert a list to a tuple and an int to a float if the type requires it, so that equal values have equal JSON."""
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     if isinstance(value, list) and any(get_origin(kind) is tuple for kind in kinds):
         return tuple(value)
     if type(value) is int and float in kinds:
-        return float(value) if abs(value) < 1 << 1000 else math.inf  # which every float setting rejects
+        return float(value) if abs(value) < 1 << 1000 else math.inf  # every float setting rejects infinity
     return value
 
 

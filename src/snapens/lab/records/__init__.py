@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, its log, scores, disputed images and measured curves."""
+"""The records of a run: its folder, its log, scores, a gallery of images and measured curves."""

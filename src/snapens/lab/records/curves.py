@@ -9,19 +9,19 @@ Series = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Line:
-    """Test errors in percent, at each of `Between.last_share`, on the way from a snapshot, counted from 1."""
+    """Test errors in percent at each of `Between.last_share`, on the line from a snapshot, counted from 1."""
 
     snapshot: int
     interpolated_percent: Series
-    """With BatchNorm's running statistics interpolated as the weights are."""
+    """With BatchNorm's running statistics interpolated like the weights."""
     estimated_percent: Series
-    """With statistics estimated anew from training images, as averages of weights need it."""
+    """With BatchNorm statistics re-estimated from training images, as is necessary for averages of weights."""
 
     @property
     def bump_points(self) -> float:
-        """How far the error rises above the straight line between those of the ends, statistics estimated anew.
+        """How far the error with re-estimated statistics rises above the straight line between the errors of the ends.
 
-        Less than 0 where it never does. The points are evenly spaced.
+        It is negative if the error never rises above this line. The points are evenly spaced.
         """
         first, *_, last = errors = self.estimated_percent
         steps = len(errors) - 1
@@ -29,19 +29,19 @@ class Line:
 
     @property
     def dip_points(self) -> float:
-        """How much lower than at both ends the error is half-way, statistics estimated anew."""
+        """How much lower the error with re-estimated statistics is half-way than at both ends."""
         errors = self.estimated_percent
         return min(errors[0], errors[-1]) - errors[len(errors) // 2]
 
 
 @dataclass(frozen=True)
 class Between:
-    """The lines of a run, the earliest snapshot's first; `last_share` is the paper's λ: 1 is the last snapshot."""
+    """The lines of a run, earliest snapshot first; `last_share` is the paper's λ: 1 is the last snapshot."""
 
     last_share: Series
     lines: tuple[Line, ...]
     estimated_from: str
-    """The images that statistics were estimated from."""
+    """The images from which the statistics were estimated."""
 
     def __post_init__(self) -> None:
         shares, snapshots = self.last_share, [line.snapshot for line in self.lines]

@@ -27,9 +27,9 @@ _MOST_PIXELS = 96  # of a side
 
 @dataclass(frozen=True)
 class Gallery:
-    """Test images: their indices among all, uint8 pixels (images, height, width, channels), and names if they have any.
+    """Test images: their indices in the test set, uint8 pixels (images, height, width, channels), and optional names.
 
-    A name is the image's file, relative to the folder of the data set.
+    A name is the path of the image's file, relative to the folder of the data set.
     """
 
     indices: NDArray[np.int64]
@@ -39,18 +39,19 @@ class Gallery:
 
 @dataclass(frozen=True)
 class _Record(FileRecord):
-    """What `gallery.json` holds."""
+    """The content of `gallery.json`."""
 
     indices: tuple[int, ...]
     names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.names is not None and len(self.names) != len(self.indices):
             raise ArgumentError(f"names must be one per index ({len(self.indices)}), got {len(self.names)}")
 
 
 def disputed(outputs: Outputs, count: int = IMAGES) -> NDArray[np.int64]:
-    """The examples for which members choose different classes, those with the most mutual information first.
+    """The examples for which members predict different classes, ordered by decreasing mutual information.
 
     Ties are ordered by index.
     """
@@ -71,8 +72,8 @@ def keep(
 ) -> None:
     """Choose test images and store them in the run folder.
 
-    `pixels` reads the images of some indices; it returns None where the examples are not images, and nothing is stored.
-    `name` is the file name of an image, None for images without files.
+    `pixels` reads the images with some indices; if it returns None, because examples are not images, nothing is stored.
+    `name` returns the file name of an image, or None for images without files.
     """
     indices = disputed(run.outputs())
     if not len(indices) or (chosen := pixels(indices)) is None:
@@ -98,7 +99,7 @@ def is_intact(run: Run, outputs: Outputs) -> bool:
 
 def read(run: Run, examples: int | None = None) -> Gallery | None:
     """The images stored with a run, which are some of its test `examples`; None if there are none."""
-    if not any((run.path / name).exists() for name in ("gallery.json", _FORMAT_1)):
+    if not any(durable.exists(run.path / name) for name in ("gallery.json", _FORMAT_1)):
         return None
     indices, names, path = _found(run)
     pixels = tensorfile.entries(path).get("pixels")
@@ -127,7 +128,7 @@ def _found(run: Run) -> tuple[NDArray[np.int64], tuple[str, ...] | None, Path]:
 
 
 def _shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Means of square blocks, so that no side exceeds a thumbnail's; pixels that do not fill a block are cut off."""
+    """Downscale images to thumbnails by means of square blocks; pixels that do not fill a block are cut off."""
     images, height, width, channels = pixels.shape
     side = -(-max(height, width) // _MOST_PIXELS)
     if side == 1:

@@ -1,5 +1,6 @@
 """The log of a run: one event per line, each with a checksum."""
 
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,17 +22,27 @@ class Log:
         self._ready = False  # whether a line can be appended to the file as it is
 
     def append(self, run: str, values: dict[str, Any]) -> None:
-        """Add an event; the first time, complete a file that was cut off, or that format 1 wrote."""
+        """Add an event; the first time, rewrite a file that was truncated or has format 1."""
         line = _encoded(values)
         try:
             if not self._ready:
                 self.keep(run, lambda _: True)
             self._ready = False  # a write that fails may leave half a line
-            with open(self.path, "ab") as file:
+            with open(self.path, "ab", opener=durable.own_file) as file:
                 file.write(line)
             self._ready = True
         except OSError as error:
-            raise StoreError(f"{self.path} could not be written ({error}): make room, then resume") from error
+            raise self._unwritable(error) from error
+
+    def sync(self) -> None:
+        """Make sure that all lines so far survive a power failure."""
+        try:
+            with open(self.path, "r+b", opener=durable.own_file) as file:
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def keep(self, run: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite the file with the wanted events only."""
@@ -41,21 +52,23 @@ class Log:
         self._ready = True
 
     def lines(self, run: str | None) -> Iterator[dict[str, Any]]:
-        """The events. A last line that was cut off is left out; any other damaged line is an error."""
+        """The events. A truncated last line is ignored; any other damaged line is an error."""
         try:
             content = durable.contents(self.path, _SIZE_LIMIT)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         *whole, cut = content.split(b"\n")
-        if not content.startswith(b'{"format"') and b'"crc32"' not in content:
+        if content[:1] in (b"", b"{") and not content.startswith(b'{"format"') and b'"crc32"' not in content:
             yield from _format_1([*whole, cut])
             return
         with suppress(ValueError):
-            _decoded(cut[:-1])  # a whole line whose end was altered, not one that was cut off
+            _decoded(cut[:-1])  # a complete line whose end was altered, not a truncated line
             whole.append(cut)
         with suppress(ValueError):
             _decoded(cut)
             whole.append(cut)
+        if content.strip() and not whole:  # the head is never cut off, because the file appears with it
+            raise DamagedError(f"{self.path} must begin with the head of a log, got none: restore the file")
         for number, line in enumerate(whole, 1):
             try:
                 values = _decoded(line)
@@ -65,16 +78,18 @@ class Log:
                     yield values
             except ValueError as error:
                 raise DamagedError(
-                    f"{self.path} must be what snapens wrote, got {error} in line {number}: restore the file, or "
-                    "remove the line"
+                    f"{self.path} must be unaltered, got {error} in line {number}: restore the file, or remove the line"
                 ) from error
+
+    def _unwritable(self, error: OSError) -> StoreError:
+        return StoreError(f"{self.path} could not be written ({error}): free disk space, then resume")
 
     def _check_head(self, head: dict[str, Any], run: str | None) -> None:
         found = head.get("format")
         if type(found) is int and found > FORMAT:
             raise StoreError(f"{self.path} must have format {FORMAT} or older, got {found}: install a newer snapens")
         if found != FORMAT or head.get("kind") != "log":
-            raise ValueError("no head of a log")
+            raise ValueError("no header of a log")
         if run is not None and head.get("run") != run:
             raise DamagedError(f"{self.path} must belong to run {run}, got run {head.get('run')}: restore the file")
 
@@ -87,12 +102,12 @@ def _encoded(values: dict[str, Any]) -> bytes:
 def _decoded(line: bytes) -> dict[str, Any]:
     values = jsonfile.loads(line)
     if not isinstance(values, dict) or values.pop("crc32", None) is None or _encoded(values) != line + b"\n":
-        raise ValueError("another content than its checksum says")
+        raise ValueError("checksum mismatch")
     return values
 
 
 def _format_1(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Lines without a checksum; whatever was cut off is left out."""
+    """Lines without a checksum; truncated lines are ignored."""
     for line in lines:
         with suppress(ValueError, TypeError):
             yield dict(jsonfile.loads(line))

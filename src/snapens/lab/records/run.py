@@ -1,8 +1,8 @@
-"""Run folders: what a run is, what happened, its state, and what its members predicted."""
+"""Run folders: the recipe of a run, its log, its state, and the outputs of its members."""
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -30,12 +30,12 @@ log = logging.getLogger("snapens")
 
 T = TypeVar("T")
 
-_FILES = ("recipe.json", "log.jsonl", "curves.json")  # written here, and by no other process
+_FILES = ("recipe.json", "log.jsonl", "curves.json")  # written only here
 
 
 @dataclass(frozen=True)
 class _About:
-    """What `recipe.json` holds."""
+    """The content of `recipe.json`."""
 
     recipe: Recipe
     data: dict[str, Any]
@@ -47,7 +47,7 @@ class _About:
 
 
 class Run:
-    """A run folder: anyone may read it at any time; the training process writes it."""
+    """A run folder: it can be read at any time; only the training process writes to it."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
@@ -60,16 +60,16 @@ class Run:
     @property
     def exists(self) -> bool:
         """Whether a run was started in this folder."""
-        return (self.path / "recipe.json").exists()
+        return durable.exists(self.path / "recipe.json")
 
     @property
     def recipe(self) -> Recipe:
-        """What defines the run."""
+        """The recipe of the run."""
         return self._about.recipe
 
     @property
     def data(self) -> dict[str, Any]:
-        """Class names, image size and normalisation: what a prediction needs."""
+        """Class names, image size and normalisation, which a prediction needs."""
         return self._about.data
 
     def prepared(self, examples: NDArray[Any]) -> Tensor:
@@ -94,36 +94,35 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all its steps were taken, and all its snapshots still exist."""
+        """Whether all steps are completed, and all snapshots still exist."""
         return self.finish_event is not None and len(self.snapshots.steps) >= self.recipe.method.cycles
 
     @property
     def finish_event(self) -> dict[str, Any] | None:
-        """The log's last line about the end: seconds, device, software; None before the end."""
+        """The line of the log about the end of the run: seconds, device, software; None before the end."""
         *_, last = None, *(line for line in self.log() if line.get("event") == "finished")
         return last
 
     def admit(self, recipe: Recipe, resume: bool) -> None:
-        """Make sure that a run of this recipe may start or continue here."""
+        """Check that a run of this recipe can start or continue in this folder."""
         if self.exists and not resume:
             raise StoreError(f"run must be a folder without a run, got {self.path}: choose another, or resume that one")
         if self.exists:
             self.require(recipe)
-        elif (self.path / "state").exists():
+        elif durable.exists(self.path / "state"):
             raise DamagedError(
-                f"{self.path} must hold recipe.json beside the state that is there, got none: restore it, or choose "
-                "another folder"
+                f"{self.path} contains a state, but recipe.json is missing: restore it, or choose another folder"
             )
 
     def require(self, recipe: Recipe) -> None:
-        """Make sure that the run has this recipe."""
+        """Check that the run has this recipe."""
         if differences := self.recipe.differences(recipe):
             raise MismatchError(
-                f"recipe must be that of the run in {self.path} to resume it, got (there, now) {'; '.join(differences)}"
+                f"recipe must be that of the run in {self.path} to resume it, got (old, new) {'; '.join(differences)}"
             )
 
     def begin(self, recipe: Recipe, data: Mapping[str, Any]) -> None:
-        """Write down what the run is, or make sure that it is the one that was started here before."""
+        """Write `recipe.json`, or check that it has the same recipe and data."""
         if self.exists:
             self.require(recipe)
             if differing := [key for key in self.data if self.data[key] != data.get(key)]:
@@ -137,58 +136,84 @@ class Run:
     def note(self, event: str, **values: Any) -> None:
         """Add a line to the log."""
         self._log.append(self._named(), {"event": event, **values})
+        if event == "finished":  # no state follows, with which the log would be synced
+            self._log.sync()
 
     def log(self) -> Iterator[dict[str, Any]]:
-        """The lines of the log; a last line that a kill cut off is left out."""
+        """The lines of the log; a truncated last line is ignored."""
         return self._log.lines(self.identity)
 
     def forget(self, completed: int) -> None:
-        """Drop the log's lines about steps after `completed`: training will reach these steps again."""
+        """Remove the lines of the log about steps after `completed`: training will reach these steps again."""
         with writing(self._log.path):
             self._log.keep(self._named(), lambda line: line.get("step", 0) <= completed)
 
     def save(self, state: State) -> None:
-        """Keep a state; the one before stays until the next."""
+        """Save a state, after the lines of the log up to it; the previous state is kept until the next one is saved."""
+        self._log.sync()
         self._states.save(self._named(), state)
-        with suppress(OSError):  # what a killed writer left only takes room until the next time
+        with suppress(OSError):  # files of a killed writer only use disk space until the next time
             durable.sweep(self.path, re.compile("|".join(_FILES)), _FILES)
 
     def state(self) -> State | None:
-        """The state kept last, or the one before if that one cannot be used; None before the first.
+        """The last state, or the previous one if the last cannot be used; None before the first state.
 
-        A state cannot be used if it is damaged, or if snapshots that existed when it was kept are lost.
+        A state cannot be used if it is damaged, or if snapshots that existed when it was saved are lost.
         """
         return self._states.load(self.identity, self.snapshots.identity["snapshots"] if self.identity else {})
 
-    def add_outputs(self, step: int, found: Mapping[str, tuple[Tensor, Tensor]], snapshot: str | None = None) -> None:
+    def add_outputs(
+        self,
+        step: int,
+        found: Mapping[str, tuple[Tensor, Tensor]],
+        snapshot: str | None = None,
+        *,
+        replace: bool = False,
+    ) -> None:
         """Keep a member's outputs: for each part of the data log-probabilities (examples, classes) and labels.
 
-        `snapshot` is the name of its snapshot if that is committed afterwards.
+        `snapshot` is the name of its snapshot if that is committed afterwards. With `replace`, no others are kept.
         """
         for part, (outputs, labels) in found.items():
-            Outputs((step,), outputs[None].numpy(), labels.numpy()).append(self.path, part, snapshot)
+            member = Outputs((step,), outputs[None].numpy(), labels.numpy())
+            member.append(self.path, part, snapshot, replace=replace)
+
+    def adopt_outputs(self, names: Iterable[str]) -> None:
+        """Rewrite intact outputs of format 1 in the current format, so that each belongs to its snapshot."""
+        path = self.path / parts.FORMAT_1
+        if not path.exists():
+            return
+        with suppress(StoreError):  # what is damaged or missing is recomputed
+            for part in names:
+                if parts.PartFolder(self.path, part).is_format_1:
+                    self.outputs(part).save(self.path, part)
+        with writing(path):
+            path.unlink()
+
+    def has_outputs(self, part: str) -> bool:
+        """Whether outputs were saved for a part; an I/O error does not mean that there are none."""
+        return parts.PartFolder(self.path, part).exists
 
     def intact_outputs(self, part: str) -> set[int]:
-        """The steps of the members whose outputs are there and intact."""
+        """The steps of the members whose outputs exist and are intact."""
         files, found = parts.PartFolder(self.path, part), set()
         for step in files.snapshots:
             with suppress(DamagedError):
-                self._check_format_1(part)
                 files.member(step)
                 found.add(step)
         return found
 
     def outputs(self, part: str = "test") -> Outputs:
-        """What the members predicted for the "test" or "held_out" images; members are those of `snapshots.steps`."""
+        """The members' outputs for the "test" or "held_out" images; members are those of `snapshots.steps`."""
         self._check_format_1(part)
         return Outputs.load(self.path, part)
 
     def keep_curves(self, curves: Between) -> None:
-        """Keep what was measured between the snapshots."""
+        """Store the errors between the snapshots."""
         self._publish("curves.json", sealed.encode("curves", self._named(), asdict(curves)))
 
     def curves(self) -> Between | None:
-        """What was measured between the snapshots, if it was."""
+        """The errors between the snapshots; None if they were not measured."""
         path = self.path / "curves.json"
         try:
             curves = self._sealed("curves", Between)
@@ -196,15 +221,15 @@ class Run:
             return None
         if any(line.snapshot >= len(self.snapshots.steps) for line in curves.lines):
             raise DamagedError(
-                f"{path} must be what snapens wrote, got lines of more than {len(self.snapshots.steps)} snapshots: "
+                f"{path} must be unaltered, got lines of more than {len(self.snapshots.steps)} snapshots: "
                 "remove the file"
             )
         return curves
 
     @cached_property
     def identity(self) -> str | None:
-        """The identity of the run, which each of its files names; None before the manifest exists."""
-        return self.snapshots.identity["run"] if (self.path / "manifest.json").exists() else None
+        """The identity of the run, which each of its files contains; None before the manifest exists."""
+        return self.snapshots.identity["run"] if durable.exists(self.path / "manifest.json") else None
 
     @cached_property
     def _about(self) -> _About:
@@ -217,7 +242,7 @@ class Run:
             raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: {remedy}") from None
 
     def _named(self) -> str:
-        """The identity of the run, for a file that is written; the manifest is created if necessary."""
+        """The identity of the run, to write a file; the manifest is created if necessary."""
         if self.identity is None:
             del self.identity
             snapshots = self.snapshots
@@ -226,7 +251,7 @@ class Run:
         return str(self.identity)
 
     def _sealed(self, kind: str, form: type[T]) -> T:
-        """What a file holds; format 1 had the same fields without a seal."""
+        """The content of a file; format 1 had the same fields without a seal."""
         path = self.path / f"{kind}.json"
         return sealed.read(
             path, kind, form, run=self.identity, format_1=lambda content: decoded(form, content, kind)
@@ -237,13 +262,15 @@ class Run:
             durable.publish(self.path / name, [content])
 
     def _check_format_1(self, part: str) -> None:
-        """Compare the outputs of format 1, if needed, with the SHA-256 that the log has for their last step."""
+        """Compare outputs of format 1 with the SHA-256 that the log has for their last step."""
         path = self.path / parts.FORMAT_1
-        if not path.exists() or not parts.PartFolder(self.path, part).needs_format_1:
+        if not durable.exists(path) or not parts.PartFolder(self.path, part).is_format_1:
             return
         steps, sha256 = tensorfile.entries(path).get("steps"), durable.digest(path).sha256
         last = steps.read().tolist()[-1:] if steps else []
-        noted = [line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line["step"]] == last]
+        noted = [
+            line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line.get("step")] == last
+        ]
         if noted and noted[-1] != sha256:
             raise DamagedError(
                 f"{path} must have the SHA-256 in the log, but it was altered: restore it, or resume the run"
@@ -251,18 +278,18 @@ class Run:
 
 
 def runs_in(path: Path) -> list[Run]:
-    """The run in a folder; if there is none, those in its sub-folders that have outputs, by name."""
+    """The run in a folder; if there is none, the runs in its sub-folders that have outputs, by name."""
     run = Run(path)
     below = [] if run.exists else [Run(folder) for folder in sorted(path.glob("*/")) if Run(folder).exists]
     names = ("outputs", parts.FORMAT_1)
-    with_outputs = [found for found in below if any((found.path / name).exists() for name in names)]
+    with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
     for without in set(below) - set(with_outputs) if with_outputs else ():
-        log.warning("%s is left out: it has no outputs of snapshots yet", without.path)
+        log.warning("%s is skipped: it has no outputs of snapshots yet", without.path)
     return with_outputs or below or [run]
 
 
 def same_data(run: Run, other: Run) -> bool:
-    """Whether two runs have the same classes and, as far as they say which, the same test images."""
+    """Whether two runs have the same classes and, where both describe them, the same test images."""
     (classes, images), (other_classes, other_images) = (
         (one.data.get("classes"), one.data.get("images", {}).get("test")) for one in (run, other)
     )
@@ -270,10 +297,10 @@ def same_data(run: Run, other: Run) -> bool:
 
 
 def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
-    """Make sure that two runs, of which these are the test labels, were tested on the same images in the same order."""
-    # equal labels are not yet equal images: folders sorted by class often have them
+    """Check that two runs, given with their test labels, were tested on the same images in the same order."""
+    # equal labels do not imply equal images: folders sorted by class often have equal labels
     if not same_data(run, other) or not np.array_equal(labels, other_labels):
         raise MismatchError(
             f"runs must have been tested on the same images in the same order, but those of {run.path} and "
-            f"{other.path} differ: take the runs of one data set"
+            f"{other.path} differ: choose runs of one data set"
         )

@@ -1,6 +1,6 @@
-"""Scores: how good members are on labelled examples, alone and together, computed once from their outputs.
+"""Scores: the quality of members on labelled examples, alone and together, computed once from their outputs.
 
-Outputs are read in blocks of examples, so that float64 probabilities of all of them are never in memory at once.
+Outputs are read in blocks of examples, so that the float64 probabilities of all examples are never in memory at once.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def blocks(log_probabilities: NDArray[np.float16]) -> Iterator[tuple[slice, Floa
 
 @dataclass(frozen=True)
 class Score:
-    """How good one predictor is: its error (a fraction), NLL (nats) and expected calibration error."""
+    """The quality of one predictor: its error (a fraction), NLL (nats) and expected calibration error."""
 
     error: float
     nll: float
@@ -43,7 +43,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Answers:
-    """What some predictors answer: arrays of (predictors, examples)."""
+    """The predictions of some predictors: arrays of (predictors, examples)."""
 
     choice: Whole
     """The most probable class."""
@@ -59,7 +59,7 @@ class Answers:
         return cls(*(np.empty((predictors, examples), kind) for kind in (np.int64, np.float64, np.float64, bool)))
 
     def fill(self, predictor: int, rows: slice, probabilities: Floats, labels: Whole) -> None:
-        """Take the answers of one predictor to some examples from (examples, classes)."""
+        """Store the predictions of one predictor for some examples, from probabilities (examples, classes)."""
         each, choice = np.arange(len(labels)), probabilities.argmax(-1)
         self.choice[predictor, rows] = choice
         self.confidence[predictor, rows] = probabilities[each, choice]
@@ -86,17 +86,17 @@ class Exits:
 
 @dataclass(frozen=True)
 class Quality:
-    """How good members are on one set of labelled examples; members are ordered oldest first."""
+    """The quality of members on one set of labelled examples; members are ordered oldest first."""
 
     labels: Whole
     alone: Answers
-    """Of each member."""
+    """Predictions of each member."""
     first: Answers
-    """Of the mean of the first m members, m = 1 … M."""
+    """Predictions of the mean of the first m members, m = 1 … M."""
     last: Answers
-    """Of the mean of the last m members, m = 1 … M."""
+    """Predictions of the mean of the last m members, m = 1 … M."""
     correlation: Floats
-    """(members, members): of the softmax outputs, over examples × classes."""
+    """(members, members): the correlation of the softmax outputs, over examples × classes."""
 
     @classmethod
     def of(cls, log_probabilities: NDArray[np.float16], labels: Whole) -> "Quality":
@@ -117,13 +117,13 @@ class Quality:
 
     @cached_property
     def disagreement(self) -> Floats:
-        """(members, members): the share of examples on which two members choose different classes."""
+        """(members, members): the share of examples for which two members predict different classes."""
         return metrics.share_that_differs(self.alone.choice)
 
     def evaluated(self, threshold: float) -> Whole:
         """(examples,): how many members early exit evaluates, newest first, until their mean is confident enough.
 
-        At a threshold of 1 that is all members, even after one whose confidence is 1.
+        At a threshold of 1 all members are evaluated, even if the confidence is already 1.
         """
         confidence = self.last.confidence
         enough = confidence >= threshold if threshold < 1 else np.zeros(confidence.shape, bool)

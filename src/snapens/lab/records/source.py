@@ -1,4 +1,4 @@
-"""Source: which code trains, told by the names that git gives to the contents of its files."""
+"""Source: identifies the code that trains a run by the git hashes of its files."""
 
 import hashlib
 import subprocess
@@ -12,12 +12,12 @@ _PACKAGE = Path(__file__).parents[2]
 
 @cache
 def digest() -> str:
-    """Of the package's modules, as they were at the first call."""
+    """The digest of the package's modules at the time of the first call."""
     return _digest({path.relative_to(_PACKAGE).as_posix(): _blob(path) for path in _PACKAGE.rglob("*.py")})
 
 
 def digest_at(commit: str) -> str | None:
-    """What `digest` is at a commit of our repository, the package's or the one we are in; None where there is none."""
+    """The `digest` of a commit, from the repository of the package or of the current folder; None if neither has it."""
     command = ["git", "ls-tree", "-r", "--full-tree", f"{commit}:src/{_PACKAGE.name}"]
     for folder in (_PACKAGE, Path.cwd()):
         with suppress(OSError, subprocess.CalledProcessError):
@@ -28,7 +28,7 @@ def digest_at(commit: str) -> str | None:
 
 
 def _blob(path: Path) -> str:
-    """As git calls a file; lines may end as on Windows."""
+    """The git hash of a file; Windows line endings are converted first."""
     content = path.read_bytes().replace(b"\r\n", b"\n")
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 

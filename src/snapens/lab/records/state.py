@@ -1,4 +1,4 @@
-"""The state of a run: what a training process needs to continue it."""
+"""The state of a run, which a training process needs to continue it."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ log = logging.getLogger("snapens")
 
 @dataclass(frozen=True)
 class State:
-    """The tensors that a step changes, how many steps are completed, and what else is needed to continue."""
+    """The tensors that a step changes, the number of completed steps, and other values that are needed to continue."""
 
     completed: int
     tensors: Mapping[str, Tensor]
@@ -30,7 +30,7 @@ class State:
 
 @dataclass(frozen=True)
 class _Record(FileRecord):
-    """What `state.json` holds."""
+    """The content of `state.json`."""
 
     completed: int
     notes: dict[str, Any]
@@ -42,34 +42,34 @@ class _Record(FileRecord):
 
 
 class States:
-    """`state/` in a run folder: the last state, and the one before it until the next is kept."""
+    """`state/` in a run folder: the last two states."""
 
     def __init__(self, folder: Path) -> None:
         self._files = Generations(folder / "state.json", folder, r"step-\d{9,}")
 
     def save(self, run: str, state: State) -> None:
-        """Keep a state."""
+        """Save a state."""
         path = self._files.file(f"step-{state.completed:09d}")
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.tensors.items()}
         with writing(path):
-            path.parent.mkdir(exist_ok=True)
+            durable.make_subfolder(path.parent)
             digest = tensorfile.save(path, tensors, About(run, "state", state.completed))
             content = asdict(_Record(path.name, digest, state.completed, state.notes))
             self._files.commit(sealed.encode("state", run, content), [path.name])
 
     def load(self, run: str | None, snapshots: Mapping[int, str]) -> State | None:
-        """The state kept last, or the one before if that one cannot be used; None before the first.
+        """The last state, or the previous one if the last cannot be used; None before the first state.
 
         `snapshots` are those that exist, step -> name: a state that needs another one cannot be used.
         """
-        found = [path for path in (self._files.path, self._files.previous) if path is not None and path.exists()]
+        found = [path for path in (self._files.path, self._files.previous) if path and durable.exists(path)]
         for path in found:
             try:
                 return self._read(path, run, snapshots)
             except DamagedError as error:
                 if path == found[-1]:
                     raise
-                log.warning("%s; continuing from the state before", error)
+                log.warning("%s; continuing from the previous state", error)
         return None
 
     def _read(self, path: Path, run: str | None, snapshots: Mapping[int, str]) -> State:
@@ -89,12 +89,12 @@ class States:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Write a file of a run folder; an error of the system becomes our own."""
+    """Write a file of a run folder; an OSError becomes a StoreError."""
     try:
         yield
     except OSError as error:
         raise StoreError(
-            f"{path} could not be written ({error}); what was kept before is intact: make room, then resume"
+            f"{path} could not be written ({error}); earlier files are intact: free disk space, then resume"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Trace: what a run folder says about the training itself."""
+"""Trace: the training loss, time and environment of a run, from its folder."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from .run import Run
 
 @dataclass(frozen=True)
 class Trace:
-    """The training loss as it was logged, and how the run finished; fields after `losses` are None before that."""
+    """The training loss as it was logged, and how the run finished; fields after `losses` are None before the end."""
 
     images: int
     """The number of training images."""
@@ -18,10 +18,10 @@ class Trace:
     epochs: tuple[float, ...]
     rates: tuple[float, ...]
     losses: tuple[float, ...]
-    """Each is the mean since the step before."""
+    """Each is the mean since the previous logged step."""
     seconds: float | None
     pack: int | None
-    """How many runs shared the device."""
+    """The number of runs that shared the device."""
     device: str | None
     torch: str | None
     snapens: str | None
@@ -49,12 +49,12 @@ class Trace:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DamagedError(
-                f"{run.path}/log.jsonl must be as snapens wrote it, got {type(error).__name__}: {error}: "
+                f"{run.path}/log.jsonl must be unaltered, got {type(error).__name__}: {error}: "
                 "restore the file or remove the line"
             ) from error
 
     def loss_at(self, step: int) -> float | None:
-        """The loss logged at this step; None where there is none."""
+        """The loss logged at this step; None if there is none."""
         return self.losses[self.steps.index(step)] if step in self.steps else None
 
 
