@@ -301,6 +301,11 @@ def test_a_second_writer_in_another_process_is_rejected_and_the_first_named(fold
         f"LockedError: store must have one writer, but {folder.path} is being written by process {os.getpid()}"
         in done.stderr
     )
+    assert done.stderr.endswith("wait until it ends or choose another folder\n")
+    alone = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1); "
+    under_ddp = [sys.executable, "-c", alone + OTHER, str(folder.path)]
+    done = subprocess.run(under_ddp, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("wait until it ends or choose another folder; under DDP pass the wrapped model\n")
 
 
 def test_a_forked_worker_does_not_keep_the_lock_alive(tmp_path):

@@ -195,12 +195,16 @@ def test_a_run_that_lost_a_snapshot_is_unfinished(tmp_path):
     assert "The run is not finished: 2 of 3 snapshots exist." in html
 
 
+NONE = {"crop": {"padding": 0, "boxes": False}, "transforms": []}
+
+
 def test_a_page_about_a_table_has_examples_and_no_images(tmp_path):
-    html = page.render([folders.made(tmp_path / "run", held_out=20, data={"features": 5})])
+    html = page.render([folders.made(tmp_path / "run", held_out=20, data={"features": 5, "augmentation": NONE})])
     visible = html[: html.index("<script")].partition("</style>")[2]
     assert "test example 1" in visible
     assert "20 held-out examples: too few to choose." in visible
     assert '<th scope="col">examples</th>' in visible
+    assert "augmentation" not in visible
     assert not re.search(r"\bimages?\b", re.sub(r"<[^>]*>", " ", visible))
 
 
@@ -212,6 +216,5 @@ def test_the_recipe_shows_the_settings_of_transforms_and_the_augmentation_in_eff
     used = {"crop": {"padding": 0, "boxes": True}, "transforms": []}
     html = page.render([folders.made(tmp_path / "b", data={"augmentation": used})])
     assert "<dt>augmentation in effect</dt><dd>crop of random area and aspect</dd>" in html
-    used = {"crop": {"padding": 0, "boxes": False}, "transforms": []}
-    html = page.render([folders.made(tmp_path / "c", data={"augmentation": used})])
+    html = page.render([folders.made(tmp_path / "c", data={"augmentation": NONE})])
     assert "<dt>augmentation in effect</dt><dd>none</dd>" in html

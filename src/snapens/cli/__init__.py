@@ -22,7 +22,7 @@ from .paper import Paper
 
 @dataclass(frozen=True)
 class Demo:
-    """Compare a baseline with a Snapshot Ensemble on a CPU, in about one minute."""
+    """Compare a baseline with a Snapshot Ensemble on a CPU, in about 40 seconds."""
 
     out: Path = Path("runs/demo")
     """The folder for the two run folders. Finished runs in it are shown, not repeated."""

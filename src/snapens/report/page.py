@@ -119,7 +119,7 @@ def _recipe(summary: Summary) -> Iterable[tuple[str, str]]:
     for name, value in focus.recipe.flat().items():
         if value is not None:
             yield label(name), shown(value)
-    if used := focus.data.get("augmentation"):
+    if focus.noun == "images" and (used := focus.data.get("augmentation")):
         yield "augmentation in effect", _augmentation(used)
 
 

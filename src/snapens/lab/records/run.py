@@ -41,7 +41,7 @@ class _About:
     data: dict[str, Any]
 
     def __post_init__(self) -> None:
-        for name, kind in (("classes", list), ("images", dict)):
+        for name, kind in (("classes", list), ("images", dict), ("augmentation", dict)):
             if not isinstance(self.data.get(name, kind()), kind):
                 raise ArgumentError(f"data must have {name} of type {kind.__name__}, got {self.data[name]!r}")
 
