@@ -8,7 +8,7 @@ from scenarios import READING, WRITING, Folders, look, sampled
 
 from snapens.errors import DamagedError, SnapensError
 
-HOW_MANY = [6, pytest.param(None, marks=pytest.mark.long)]
+HOW_MANY = [2, pytest.param(None, marks=pytest.mark.long)]
 """Operations for each fault and scenario; None: every one."""
 
 
