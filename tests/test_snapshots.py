@@ -854,3 +854,16 @@ def test_the_name_that_the_format_reserves_is_rejected(folder):
     with pytest.raises(ArgumentError, match="must not be named '__metadata__'"):
         folder.commit(1, {"__metadata__": torch.ones(1)})
     assert folder.steps == ()
+
+
+def test_a_commit_succeeds_while_the_interpreter_shuts_down(tmp_path):
+    code = f"""
+import atexit, torch
+from snapens import Snapshots
+store = Snapshots({str(tmp_path)!r})
+store.open_to_write()
+atexit.register(lambda: store.commit(1, {{"w": torch.ones(3)}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert Snapshots(tmp_path).steps == (1,)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 from weakref import finalize
@@ -53,16 +54,24 @@ def publish(path: Path, content: Content) -> Digest:
                 for chunk in content:
                     file.write(chunk)
             file.flush()
-            with ThreadPoolExecutor(1) as hasher:
-                digest = hasher.submit(_digest, file)
-                os.fsync(file.fileno())
-            found = digest.result()
+            found = _synced(file)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return found
+
+
+def _synced(file: BinaryIO) -> Digest:
+    """Sync a file and compute its digest at the same time."""
+    with ThreadPoolExecutor(1) as hasher:
+        try:
+            digest = hasher.submit(_digest, file).result
+        except RuntimeError:  # no thread can be started while the interpreter shuts down
+            digest = partial(_digest, file)
+        os.fsync(file.fileno())
+        return digest()
 
 
 def write(path: Path, content: bytes) -> Path:

@@ -116,7 +116,7 @@ class Folder:
             committed = Manifest((*base.value.snapshots, Record(file, digest, step, partial)))
             content, files = committed.encode(run), files | {file}
             lock.ensure()
-            self._named_on_disk()  # nobody else wrote while the tensors were written
+            self._named_on_disk()  # no other writer changed it while the tensors were written
             self._on_disk[content] = files  # whether or not the commit returns
             self._reserved = None  # from now on a manifest may name the file
             lock.ensure()  # again, because writing the tensors took time, and the process may have dropped its lock
