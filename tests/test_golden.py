@@ -22,6 +22,7 @@ from snapens.lab.paper import ledger
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
 from snapens.outputs import Outputs
+from snapens.storage import durable
 
 FORMAT_1, FORMAT_2 = (Path(__file__).parent / "golden" / name for name in ("format1", "format2"))
 
@@ -146,3 +147,17 @@ def test_a_line_without_a_step_in_a_log_of_format_1_is_ignored(tmp_path):
     with open(tmp_path / "run/log.jsonl", "a") as file:
         file.write('{"event": "snapshot", "outputs_sha256": "0"}\n')
     assert len(Run(tmp_path / "run").outputs().steps) == len(Run(FORMAT_1 / "finished").outputs().steps)
+
+
+def test_outputs_of_format_1_are_kept_if_they_could_not_be_rewritten(tmp_path, monkeypatch):
+    shutil.copytree(FORMAT_1 / "interrupted", tmp_path / "run")
+    run = Run(tmp_path / "run")
+
+    def full(path, content):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "publish", full)
+        with pytest.raises(StoreError, match="no space left"):
+            run.adopt_outputs(["test"])
+    assert np.array_equal(run.outputs().log_probabilities, Run(FORMAT_1 / "interrupted").outputs().log_probabilities)

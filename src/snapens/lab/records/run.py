@@ -183,9 +183,10 @@ class Run:
         path = self.path / parts.FORMAT_1
         if not path.exists():
             return
-        with suppress(StoreError):  # what is damaged or missing is recomputed
-            for part in names:
-                if parts.PartFolder(self.path, part).is_format_1:
+        for part in names:
+            files = parts.PartFolder(self.path, part)
+            if files.is_format_1 and files.snapshots:
+                with suppress(DamagedError):  # the caller recomputes what is damaged
                     self.outputs(part).save(self.path, part)
         with writing(path):
             path.unlink()
