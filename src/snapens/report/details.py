@@ -13,8 +13,8 @@ from ..errors import DamagedError
 from ..lab.records import gallery
 from ..lab.records.curves import Between
 from ..lab.records.run import Run
-from ..lab.records.scores import THRESHOLDS, Answers, Exits, Quality
 from ..outputs import Outputs
+from ..quality import THRESHOLDS, Answers, Exits, Quality
 from .account import Account
 from .evidence import Evidence
 

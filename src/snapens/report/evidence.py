@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..lab.recipe.recipe import Recipe
 from ..lab.records.curves import Between, Line
-from ..lab.records.scores import Quality
+from ..quality import Quality
 from .account import Account
 
 Part = Literal["held_out", "test"]

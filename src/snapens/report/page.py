@@ -16,7 +16,7 @@ from .. import __version__
 from ..extras import package
 from ..lab.recipe.transforms import Transform
 from ..lab.records.run import Run
-from ..lab.records.scores import THRESHOLDS, Exits
+from ..quality import THRESHOLDS, Exits
 from ..storage import durable
 from . import page_charts, verdict
 from .charts import FEW_EXAMPLES

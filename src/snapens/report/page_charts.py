@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..lab.records.scores import THRESHOLDS, Floats, Score
+from ..quality import THRESHOLDS, Floats, Score
 from . import charts, style
 from .account import Account
 from .style import BASELINE, ENSEMBLE, SINGLE

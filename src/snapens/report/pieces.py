@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from ..lab.recipe.value import unknown
 from ..lab.records.run import Run
-from ..lab.records.scores import THRESHOLDS, Score
+from ..quality import THRESHOLDS, Score
 from ..storage import durable, jsonfile
 from . import page_charts
 from .account import Account

@@ -8,7 +8,7 @@ from ..errors import ArgumentError
 from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import unknown
 from ..lab.records.run import Run, require_same_test, same_data
-from ..lab.records.scores import Quality
+from ..quality import Quality
 from .account import Account
 from .comparison import Method, compare
 from .details import Details
