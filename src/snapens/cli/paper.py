@@ -167,17 +167,19 @@ class PaperFigure:
 
     def __call__(self) -> int:
         """Write the file and print its path."""
-        from ..report import figures
+        from ..lab.paper import figures as paper_figures
+        from ..report import figures, style
         from ..storage import durable
 
         out = self.out or Path(f"figure-{self.name}.svg")
-        if (form := figures.FORMATS.get(out.suffix[1:])) is None:
+        if out.suffix not in (".svg", ".png"):
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
         _require_here(self.ledger)
         entries = _entries(self.ledger)
         drawn = figures.figure(self.name, entries, self.network, measured_only=self.measured_only)
-        sys.stdout.write(f"{durable.write(out, form(drawn))}\n")
-        network, known = self.network or figures.network(self.name), figures.measured_networks(self.name, entries)
+        sys.stdout.write(f"{durable.write(out, style.saved(drawn, out.suffix[1:]))}\n")
+        network = self.network or paper_figures.figure(self.name).network  # None: all networks
+        known = figures.measured_networks(self.name, entries)
         if network and known and network not in known:
             choices = " or ".join(f"--network {name}" for name in known)
             sys.stderr.write(f"nothing is measured for {network}, which figure {self.name} shows: use {choices}\n")
