@@ -13,7 +13,7 @@ from tyro.conf import Positional, subcommand
 from ..errors import ArgumentError, StoreError
 from ..lab.paper import cells as paper
 from ..lab.recipe.value import unknown
-from .options import Flag, Place, TrainingOptions
+from .options import Flag, Place, Runs, TrainingOptions, arg
 
 if TYPE_CHECKING:
     from ..lab.paper.ledger import Entries
@@ -25,7 +25,7 @@ LEDGER = Path("results")
 class PaperList:
     """List the paper's numbers: published error, our error, time of a run."""
 
-    only: Annotated[str, Positional, tyro.conf.arg(metavar="[TEXT]", help_behavior_hint="")] = ""
+    only: Annotated[str, Positional, arg("[TEXT]")] = ""
     """List only the cells whose name contains this text."""
     ledger: Path = LEDGER
     """The folder of the ledger."""
@@ -47,9 +47,7 @@ class PaperList:
 class PaperRun:
     """Train the runs of some cells together; on a GPU, they share the device."""
 
-    cells: Annotated[
-        tuple[str, ...], Positional, tyro.conf.arg(metavar="CELL [CELL ...]", help_behavior_hint="(required)")
-    ]
+    cells: Annotated[tuple[str, ...], Positional, arg("CELL [CELL ...]", "(required)")]
     """Names of cells. `snapens paper list` shows them."""
     training: TrainingOptions
     out: Path = Path("runs/paper")
@@ -90,9 +88,7 @@ class PaperRun:
 class PaperRecord:
     """Add finished runs to the ledger; a cell of several seeds needs all of its runs."""
 
-    runs: Annotated[
-        tuple[Path, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
-    ]
+    runs: Runs
     """Run folders of any recipe."""
     commit: str
     """The git commit of the code that trained the runs."""
@@ -158,7 +154,7 @@ class PaperFigure:
     """The number of the figure. S: the panels of the supplement."""
     out: Place = None
     """The file to write, .svg or .png. By default figure-NAME.svg."""
-    network: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    network: Annotated[str | None, arg("STR")] = None
     """Draw the figure for this network instead of the paper's."""
     measured_only: Flag = False
     """Omit panels without measured values."""
