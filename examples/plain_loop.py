@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from snapens import CyclicCosine, SnapshotEnsembler, metrics
+from snapens import CyclicCosine, SnapshotEnsembler
 
 
 def spirals(examples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +30,6 @@ for _ in range(schedule.total_steps):
     optimizer.step()
     optimizer.zero_grad()
     if ensembler.step() is not None:  # a cycle has just ended
-        ensemble = ensembler.ensemble()
-        newest = metrics.error(ensemble.predict_members([test_x])[-1], test_y)
-        mean = metrics.error(ensemble(test_x), test_y)
-        print(f"step {ensembler.completed}: error of this snapshot {newest:.1%}, of the ensemble {mean:.1%}")
+        outputs = ensembler.ensemble().outputs([(test_x, test_y)])
+        alone, together = outputs.member_errors[-1], outputs.ensemble_errors[-1]
+        print(f"step {ensembler.completed}: error of this snapshot {alone:.1%}, of the ensemble {together:.1%}")

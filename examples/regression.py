@@ -23,5 +23,5 @@ inside, outside = torch.linspace(-2, 2, 50)[:, None], torch.linspace(3, 5, 50)[:
 error = nn.functional.mse_loss(ensemble(inside), torch.sin(3 * inside)).sqrt()
 print(f"root mean squared error inside the range of the data: {error:.3f}")
 for name, points in (("inside", inside), ("outside", outside)):
-    spread = ensemble.predict_members([points]).std(0).mean()
+    spread = torch.stack([member(points) for member in ensemble.members]).std(0).mean()
     print(f"mean standard deviation of the members {name} this range: {spread:.3f}")

@@ -7,6 +7,7 @@ from snapens.combination import Combination
 from snapens.errors import ArgumentError, DamagedError, StoreError
 
 RUN, OTHER = "a" * 32, "b" * 32
+TWO = ((RUN, 4), (RUN, 8))
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def folder(tmp_path):
     "combination",
     [
         Combination.last(3),
-        Combination(newest=2, weights=(0.25, 0.75), temperature=1.5),
+        Combination(newest=2, temperature=1.5),
         Combination(((RUN, 4), (RUN, 8), (OTHER, 8)), weights=(1.0, 0.0, 2.0), exit_threshold=0.9),
     ],
 )
@@ -46,10 +47,11 @@ def test_the_last_m_members_have_equal_weights_and_no_exit():
         ({"members": ((RUN, 4), (RUN, 4))}, "members must be distinct, .*: use weights"),
         ({"members": ((RUN, 0),)}, "a step of at least 1"),
         ({"members": (("", 4),)}, "the name of a run"),
-        ({"newest": 2, "weights": (1.0,)}, r"weights must be 2 finite numbers .*, got \(1\.0,\)"),
-        ({"newest": 2, "weights": (1.0, -1.0)}, "weights must be 2 finite numbers of at least 0"),
-        ({"newest": 2, "weights": (1.0, float("nan"))}, "weights must be 2 finite numbers"),
-        ({"newest": 2, "weights": (0.0, 0.0)}, "not all 0"),
+        ({"newest": 2, "weights": (1.0, 1.0)}, "weights must be 0 finite numbers .*, one per entry of members"),
+        ({"members": TWO, "weights": (1.0,)}, r"weights must be 2 finite numbers .*, got \(1\.0,\)"),
+        ({"members": TWO, "weights": (1.0, -1.0)}, "weights must be 2 finite numbers of at least 0"),
+        ({"members": TWO, "weights": (1.0, float("nan"))}, "weights must be 2 finite numbers"),
+        ({"members": TWO, "weights": (0.0, 0.0)}, "not all 0"),
         ({"newest": 2, "temperature": 0.0}, r"temperature must be a finite number greater than 0, got 0\.0"),
         ({"newest": 2, "temperature": float("inf")}, "temperature must be a finite number"),
         ({"newest": 2, "exit_threshold": 0.0}, r"exit_threshold must be between 0 and 1, or None, got 0\.0"),
@@ -76,3 +78,25 @@ def test_a_combination_that_is_missing_altered_or_of_another_run_is_an_error_of_
     (tmp_path / "other/combination.json").write_bytes(content)
     with pytest.raises(DamagedError, match="must belong to run"):
         Combination.load(tmp_path / "other")
+
+
+def test_the_last_members_are_those_of_each_run():
+    existing = ((RUN, 4), (OTHER, 5), (RUN, 8), (OTHER, 10), (RUN, 12))
+    assert Combination.last(2).among(existing) == Combination(((OTHER, 5), (RUN, 8), (OTHER, 10), (RUN, 12)))
+    with pytest.raises(ArgumentError, match=r"last must be between 1 and 2 \(the number of members\), got 3"):
+        Combination.last(3).among(existing)
+
+
+@pytest.mark.parametrize("m", [0, -1, 1.0, "2", None])
+def test_the_number_of_members_is_a_whole_number_of_at_least_1(m):
+    with pytest.raises(ArgumentError, match=f"last must be a whole number of at least 1, got {m!r}"):
+        Combination.last(m)
+
+
+def test_members_of_weight_0_are_left_out_and_others_must_exist():
+    chosen = Combination(((RUN, 8), (RUN, 4), (OTHER, 4)), weights=(2.0, 0.0, 1.0), temperature=2.0)
+    kept = Combination(((RUN, 8), (OTHER, 4)), weights=(2.0, 1.0), temperature=2.0)
+    assert chosen.among((*TWO, (OTHER, 4))) == kept
+    with pytest.raises(ArgumentError, match=rf"members must be among .*, got \('{OTHER}', 4\): load that run too"):
+        chosen.among(TWO)
+    assert Combination(TWO).shares == (1.0, 1.0)

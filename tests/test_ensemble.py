@@ -1,6 +1,6 @@
 import copy
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +10,14 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from snapens import Ensemble, Snapshots
+from snapens import Combination, Ensemble, Snapshots
 from snapens.batches import arguments
 from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.weights import tensors
+
+
+def weighted(steps, weights):
+    return Combination(tuple(("memory", step) for step in steps), tuple(weights))
 
 
 def trained(make, steps=(4, 8, 12), path=None, **options):
@@ -61,17 +65,19 @@ def test_a_thousand_random_ensembles_equal_a_float64_loop():
             weights.append(torch.randn(classes, width) * rng.choice([0.1, 1, 10]))
             biases.append(torch.randn(classes))
             store.commit(step, {"weight": weights[-1], "bias": biases[-1]})
-        last, shares = rng.randint(1, members), [rng.uniform(0.1, 2) for _ in range(members)]
-        options = {"weights": shares} if rng.random() < 0.5 else {}
-        ensemble = Ensemble(store, nn.Linear(width, classes), last=last, resident=rng.random() < 0.5, **options)
+        last, shares = rng.randint(1, members), [1.0] * members
+        options = {"last": last}
+        if rng.random() < 0.5:
+            shares = [rng.uniform(0.1, 2) for _ in range(members)]
+            options = {"combination": weighted(range(members - last + 1, members + 1), shares[members - last :])}
+        ensemble = Ensemble(store, nn.Linear(width, classes), resident=rng.random() < 0.5, **options)
         x = torch.randn(3, width)
         expected, total = np.zeros((3, classes)), 0.0
         for k in range(members - last, members):
             logits = x.double().numpy() @ weights[k].double().numpy().T + biases[k].double().numpy()
             powers = np.exp(logits - logits.max(-1, keepdims=True))
-            share = options.get("weights", [1.0] * members)[k]
-            expected += share * powers / powers.sum(-1, keepdims=True)
-            total += share
+            expected += shares[k] * powers / powers.sum(-1, keepdims=True)
+            total += shares[k]
         assert np.abs(ensemble(x).numpy() - expected / total).max() <= 1e-6
 
 
@@ -94,8 +100,8 @@ def test_each_member_has_its_own_batchnorm_statistics(make_net, resident):
     for step, mean in ((1, 0.0), (2, 5.0)):
         same.norm.running_mean.fill_(mean)
         store.commit(step, tensors(same))
-    each = Ensemble(store, make_net(), resident=resident).predict_members([X])
-    assert not torch.allclose(each[0], each[1])
+    each = Ensemble(store, make_net(), resident=resident).outputs([(X, torch.zeros(10))]).probabilities
+    assert not np.allclose(each[0], each[1])
 
 
 def test_anytime_is_the_running_mean_newest_member_first(make_net, resident):
@@ -117,21 +123,20 @@ def test_anytime_can_stop_early_and_reads_no_further_member(make_net, tmp_path):
     torch.testing.assert_close(probabilities.double(), mean_of(networks[-2:]), atol=1e-6, rtol=0)
 
 
-def test_there_is_one_weight_per_snapshot_oldest_first(make_net):
+def test_there_is_one_weight_per_member(make_net):
     store, networks = trained(make_net)
     expected = (3 * mean_of(networks[1:2]) + mean_of(networks[2:])) / 4
-    ensemble = Ensemble(store, make_net(), weights=[100, 3, 1], last=2)
+    ensemble = Ensemble(store, make_net(), combination=weighted((8, 12), (3, 1)))
     torch.testing.assert_close(ensemble(X).double(), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(ensemble.predict([X]).double(), expected, atol=1e-6, rtol=0)
 
 
 def test_a_weight_of_zero_excludes_a_member(make_net):
     store, networks = trained(make_net)
-    ensemble = Ensemble(store, make_net(), weights=[1, 1, 0])
-    assert [k for k, _ in ensemble.anytime(X)] == [2, 3]
+    ensemble = Ensemble(store, make_net(), combination=weighted((4, 8, 12), (1, 1, 0)))
+    assert [k for k, _ in ensemble.anytime(X)] == [1, 2]
+    assert (ensemble.last, ensemble.steps, len(ensemble.members)) == (2, (4, 8), 2)
     torch.testing.assert_close(ensemble(X).double(), mean_of(networks[:2]), atol=1e-6, rtol=0)
-    with pytest.raises(ArgumentError, match="weights must not all be 0 for the last 1 members"):
-        ensemble.last = 1
 
 
 def test_bf16_snapshots_load_into_a_float32_model(make_net, resident):
@@ -207,7 +212,6 @@ def test_a_mapping_of_several_heads_gives_a_mapping_of_means(make_net):
     both = ensemble()
     assert torch.allclose(both["b"], (A[:1].softmax(-1) + B[:1].softmax(-1)) / 2)
     assert ensemble.predict([X, X])["a"].shape == (4, 5, 4, 4)
-    assert ensemble.predict_members([X, X])["b"].shape == (2, 2, 5, 4, 4)
     assert [k for k, _ in ensemble.anytime()] == [1, 2]
 
 
@@ -353,12 +357,162 @@ def test_packed_sequences_are_one_input():
     assert Ensemble(pair(torch.ones(3), torch.zeros(3)), Lengths()).predict([packed]).shape == (2, 3)
 
 
-def test_predict_members_are_oldest_first_and_unweighted(make_net):
+def test_outputs_are_the_log_probabilities_of_each_member_oldest_first_and_unweighted(make_net, resident):
     store, networks = trained(make_net)
-    each = Ensemble(store, make_net(), weights=[1, 2, 3]).predict_members([X[:4], X[4:]])
-    assert each.shape == (3, 10, 3)
-    for member, network in zip(each, networks, strict=True):
-        assert torch.allclose(member, network(X).softmax(-1), atol=1e-6)
+    ensemble = Ensemble(store, make_net(), combination=weighted((4, 8, 12), (1, 2, 3)), resident=resident)
+    labels, seen = torch.arange(10) % 3, []
+    found = ensemble.outputs([(X[:4], labels[:4]), (X[4:], labels[4:])], progress=lambda *counts: seen.append(counts))
+    assert found.members == (("memory", 4), ("memory", 8), ("memory", 12))
+    assert (found.part, found.labels.tolist(), found.labels.dtype) == (None, labels.tolist(), np.int64)
+    for member, network in zip(found.log_probabilities, networks, strict=True):
+        assert np.array_equal(member, network(X).log_softmax(-1).half().detach().numpy())
+    assert seen == [(k, 6) for k in range(1, 7)]
+
+
+def test_inputs_and_targets_are_taken_from_a_batch_as_the_caller_says(make_net):
+    store, _ = trained(make_net)
+    ensemble, labels = Ensemble(store, make_net()), torch.tensor([2, 0])
+    expected = ensemble.outputs([(X[:2], labels)]).log_probabilities
+    for batch, options in (
+        ([X[:2], labels], {}),
+        ({"x": X[:2], "y": labels}, {"inputs": lambda b: b["x"], "targets": lambda b: b["y"]}),
+        ({"input": X[:2], "labels": [2, 0]}, {"inputs": lambda b: b["input"]}),
+    ):
+        found = ensemble.outputs([batch], **options)
+        assert np.array_equal(found.log_probabilities, expected)
+        assert found.labels.tolist() == [2, 0]
+    for batch in (X[:2], (X[:2],), {"input": X[:2]}):
+        with pytest.raises(ArgumentError, match=r"batch must contain labels, got .*: pass targets="):
+            ensemble.outputs([batch], inputs=lambda b: X[:2])
+
+
+def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
+    store, networks = trained(make_net)
+    batch = (X, torch.zeros(10))
+    halves = Ensemble(store, make_net(), activation=lambda scores: (scores / 2).softmax(-1))
+    assert np.allclose(halves.outputs([batch]).probabilities[0], (networks[0](X) / 2).softmax(-1).detach(), atol=1e-3)
+    with pytest.raises(ArgumentError, match=r"scores \(examples, classes\) .* activation=None: call ensemble\.members"):
+        Ensemble(store, make_net(), activation=None).outputs([batch])
+    with pytest.raises(ArgumentError, match=r"got \(2, 5, 4, 4\) with dim=-1"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: t)).outputs([batch], inputs=lambda b: ())
+    with pytest.raises(ArgumentError, match="got a mapping"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t})).outputs([batch], inputs=lambda b: ())
+
+
+# early exit and temperature
+
+
+def exits(networks, shares, threshold, x):
+    """The prediction, and the number of members, for each example: a loop over examples and members."""
+    found, used = [], []
+    for row in x:
+        total, weight, count = 0, 0.0, 0
+        for network, share in list(zip(networks, shares, strict=True))[::-1]:
+            total, weight, count = total + share * network(row[None]).softmax(-1)[0].double(), weight + share, count + 1
+            if (total / weight).max() >= threshold:
+                break
+        found.append(total / weight)
+        used.append(count)
+    return torch.stack(found), used
+
+
+@pytest.mark.parametrize("threshold", [0.01, 0.4, 0.45, 1.0])
+def test_predict_stops_at_the_threshold_and_evaluates_only_undecided_examples(make_net, resident, threshold):
+    store, networks = trained(make_net)
+    expected, used = exits(networks, (3, 1, 2), threshold, X)
+    combination = replace(weighted((4, 8, 12), (3, 1, 2)), exit_threshold=threshold)
+    ensemble, evaluated = Ensemble(store, make_net(), combination=combination, resident=resident), []
+    for replica in ensemble._replicas:
+        replica.register_forward_hook(lambda module, inputs, output: evaluated.append(len(output)))
+    torch.testing.assert_close(ensemble.predict([X[:7], X[7:]]).double(), expected, atol=1e-6, rtol=0)
+    assert sum(evaluated) == sum(used)
+    assert 0 not in evaluated
+    ensemble.combination = replace(combination, exit_threshold=None)
+    torch.testing.assert_close(ensemble(X), ensemble.predict([X]))
+
+
+def test_early_exit_takes_the_rows_of_nested_inputs(make_net):
+    store, _ = trained(make_net)
+
+    class Both(type(make_net())):
+        def forward(self, pair, *, scale):
+            return super().forward(pair[0] + pair[1]["x"]) * scale
+
+    ensemble = Ensemble(store, Both(), combination=Combination(newest=3, exit_threshold=0.4))
+    found = ensemble.predict([{"pair": [X, {"x": 0 * X}], "scale": torch.tensor(1.0)}])
+    plain = Ensemble(store, make_net(), combination=Combination(newest=3, exit_threshold=0.4))
+    torch.testing.assert_close(found, plain.predict([X]))
+
+
+def test_the_temperature_is_applied_to_the_logarithm_of_the_mean(make_net, resident):
+    store, networks = trained(make_net)
+    combination = Combination(newest=3, temperature=2.0)
+    ensemble = Ensemble(store, make_net(), combination=combination, resident=resident)
+    roots = mean_of(networks).sqrt()
+    expected = roots / roots.sum(-1, keepdim=True)
+    torch.testing.assert_close(ensemble(X).double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ensemble.predict([X]).double(), expected, atol=1e-6, rtol=0)
+
+
+def test_early_exit_needs_one_tensor_of_probabilities_and_one_row_per_example(make_net):
+    store, _ = trained(make_net)
+    exit_early = Combination(newest=2, exit_threshold=1.0)
+    with pytest.raises(ArgumentError, match=r"exit_threshold must be None unless .*, got \(2, 5, 4, 4\)"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: t), combination=exit_early).predict([X])
+    with pytest.raises(ArgumentError, match=r"exit_threshold must be None unless .*, got a mapping"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t}), combination=exit_early).predict([X])
+    with pytest.raises(
+        ArgumentError, match="inputs must have one row per example for early exit, got 4 outputs for 3 "
+    ):
+        Ensemble(store, make_net(), combination=exit_early).predict(Alternating([X], [X[:4]]))
+    with pytest.raises(ArgumentError, match="no temperature and no exit_threshold if activation is None"):
+        Ensemble(store, make_net(), activation=None, combination=exit_early)
+
+
+class Alternating:
+    """A loader that yields other batches each time."""
+
+    def __init__(self, *passes):
+        self.passes = list(passes)
+
+    def __iter__(self):
+        return iter(self.passes.pop(0))
+
+
+# several runs
+
+
+def test_the_members_of_several_runs_are_averaged_and_listed_by_step(make_net, tmp_path, resident):
+    _, a = trained(make_net, path=tmp_path / "a", steps=(4, 8))
+    torch.manual_seed(1)
+    _, b = trained(make_net, path=tmp_path / "b", steps=(5, 10))
+    ensemble = Ensemble.load([tmp_path / "a", Snapshots(tmp_path / "b")], make_net(), resident=resident)
+    assert ensemble.steps == (4, 5, 8, 10)
+    torch.testing.assert_close(ensemble(X).double(), mean_of(a + b), atol=1e-6, rtol=0)
+    ensemble.last = 1
+    assert ensemble.combination.members == tuple(
+        (Snapshots(tmp_path / name).identity["run"], step) for name, step in (("a", 8), ("b", 10))
+    )
+    torch.testing.assert_close(ensemble(X).double(), mean_of([a[-1], b[-1]]), atol=1e-6, rtol=0)
+    with pytest.raises(ArgumentError, match="snapshots must be those of different runs"):
+        Ensemble.load([tmp_path / "a", tmp_path / "a"], make_net())
+
+
+def test_a_combination_can_be_changed_at_run_time_also_to_members_not_used_before(make_net, resident):
+    store, networks = trained(make_net)
+    ensemble = Ensemble(store, make_net(), last=1, resident=resident)
+    for steps in ((4,), (8, 12), (4, 8, 12), (12,)):
+        ensemble.combination = weighted(steps, [1] * len(steps))
+        chosen = [networks[(4, 8, 12).index(step)] for step in steps]
+        torch.testing.assert_close(ensemble(X).double(), mean_of(chosen), atol=1e-6, rtol=0)
+        if resident:
+            assert all(torch.equal(one(X), other(X)) for one, other in zip(ensemble.members, chosen, strict=True))
+    with pytest.raises(ArgumentError, match=r"members must be among \('memory', 4\).*, got \('memory', 5\)"):
+        ensemble.combination = weighted((5,), (1,))
+    assert ensemble.steps == (12,)
+    if not resident:
+        with pytest.raises(ArgumentError, match="resident must be True for separate members"):
+            ensemble.members  # noqa: B018
 
 
 class Shrinking:
@@ -462,15 +616,6 @@ def test_resident_members_share_what_their_snapshots_share():
     torch.testing.assert_close(moved, torch.stack(each).mean(0).double(), atol=1e-6, rtol=0)
 
 
-def test_snapshots_can_be_chosen_by_their_steps(make_net):
-    store, networks = trained(make_net)
-    ensemble = Ensemble(store, make_net(), steps=(4, 12, 4))
-    assert ensemble.steps == (4, 12)
-    torch.testing.assert_close(ensemble(X).double(), mean_of([networks[0], networks[2]]), atol=1e-6, rtol=0)
-    with pytest.raises(ArgumentError, match=r"step must be one of \(4, 8, 12\), got 5"):
-        Ensemble(store, make_net(), steps=(5,))
-
-
 def test_a_damaged_snapshot_matters_only_to_an_ensemble_that_needs_it(make_net, tmp_path):
     _, networks = trained(make_net, path=tmp_path)
     next((tmp_path / "snapshots").glob("step-000000004-*")).write_bytes(b"")
@@ -547,7 +692,7 @@ def test_a_long_list_of_differences_is_shortened(make_net):
 def test_last_out_of_range_is_rejected_and_changes_nothing(make_net, last):
     store, _ = trained(make_net)
     ensemble = Ensemble(store, make_net(), last=2)
-    with pytest.raises(ArgumentError, match=r"last must be between 1 and 3 \(the number of members\), got"):
+    with pytest.raises(ArgumentError, match=r"last must be .*, got"):
         ensemble.last = last
     assert ensemble.last == 2
 
@@ -565,10 +710,12 @@ class Uncopyable(nn.Linear):
             lambda store, net: Ensemble(store, net, activation="sigmoid"),
             "activation must be 'softmax', None or a callable",
         ),
-        (lambda store, net: Ensemble(store, net, weights=[1, 2]), "weights must be 3 finite numbers of at least 0"),
-        (lambda store, net: Ensemble(store, net, weights=[1, 2, -1]), "weights must be"),
-        (lambda store, net: Ensemble(store, net, weights=[1, 2, float("nan")]), "weights must be"),
-        (lambda store, net: Ensemble(store, net, weights=[0, 0, 0]), "weights must not all be 0"),
+        (lambda store, net: Ensemble(store, net, combination=3), "combination must be a Combination, got 3"),
+        (
+            lambda store, net: Ensemble(store, net, last=1, combination=Combination.last(1)),
+            "last must not be given together with a combination, got 1",
+        ),
+        (lambda store, net: Ensemble([], net), "snapshots must be a Snapshots or a list of them, got []"),
         (lambda store, net: Ensemble(store, net.to("meta")), "on the meta device"),
         (lambda store, net: Ensemble(store, type(net)), "model must be an instance of the architecture, got <class"),
         (lambda store, net: Ensemble.load("memory://b/x", net), "path must be a local folder, got the URL"),

@@ -125,7 +125,8 @@ def test_saving_outputs_into_a_folder_of_format_1_leaves_none_of_the_old_ones(tm
     shutil.copytree(FORMAT_1 / "finished", tmp_path / "run")
     run = Run(tmp_path / "run")
     old = run.outputs()
-    Outputs(old.steps[-1:], old.log_probabilities[-1:, ::-1].copy(), old.labels[::-1].copy()).save(run.path, "test")
+    last = Outputs(old.members[-1:], old.log_probabilities[-1:, ::-1].copy(), old.labels[::-1].copy())
+    last.append(run.path, "test", replace=True)
     with pytest.raises(DamagedError, match="those of step 8 are missing: save the outputs of all members again"):
         run.outputs()
 

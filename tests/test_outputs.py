@@ -21,8 +21,12 @@ def rows(seed, classes=3):
     return logits.log_softmax(-1).half().numpy()
 
 
-def outputs(*steps, labels=LABELS):
-    return Outputs(steps, np.stack([rows(step) for step in steps]), labels)
+def members(folder, *steps):
+    return tuple((Snapshots(folder).identity["run"], step) for step in steps)
+
+
+def outputs(folder, *steps, labels=LABELS):
+    return Outputs(members(folder, *steps), np.stack([rows(step) for step in steps]), labels)
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def folder(tmp_path):
 
 
 def test_outputs_are_saved_and_loaded_by_part(folder):
-    outputs(4, 8).save(folder, "held_out")
+    outputs(folder, 4, 8).save(folder, "held_out")
     found = Outputs.load(folder, "held_out")
     assert found.steps == (4, 8)
     assert np.array_equal(found.log_probabilities, np.stack([rows(4), rows(8)]))
@@ -50,8 +54,8 @@ def test_outputs_are_saved_and_loaded_by_part(folder):
 
 
 def test_saving_again_replaces_what_was_there(folder):
-    outputs(4, 8).save(folder, "test")
-    other = Outputs((4, 8), np.stack([rows(1), rows(2)]), LABELS[::-1].copy())
+    outputs(folder, 4, 8).save(folder, "test")
+    other = Outputs(members(folder, 4, 8), np.stack([rows(1), rows(2)]), LABELS[::-1].copy())
     other.save(folder, "test")
     found = Outputs.load(folder)
     assert np.array_equal(found.log_probabilities, other.log_probabilities)
@@ -61,18 +65,21 @@ def test_saving_again_replaces_what_was_there(folder):
 
 
 def test_one_member_is_appended_and_the_others_are_not_written_again(folder):
-    outputs(8).append(folder, "test")
+    outputs(folder, 8).append(folder, "test")
     with pytest.raises(DamagedError, match="those of step 4 are missing: save the outputs of all members again"):
         Outputs.load(folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "outputs").glob("*.safetensors")}
-    outputs(4).append(folder, "test")
+    outputs(folder, 4).append(folder, "test")
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert Outputs.load(folder).steps == (4, 8)
 
 
 def test_a_part_with_other_labels_or_classes_is_not_mixed_with_the_one_that_is_there(folder):
-    outputs(4).append(folder, "test")
-    for other in (outputs(8, labels=LABELS[::-1].copy()), Outputs((8,), rows(8, classes=5)[None], LABELS)):
+    outputs(folder, 4).append(folder, "test")
+    for other in (
+        outputs(folder, 8, labels=LABELS[::-1].copy()),
+        Outputs(members(folder, 8), rows(8, classes=5)[None], LABELS),
+    ):
         with pytest.raises(MismatchError, match="labels and classes must be those of the outputs of 'test'"):
             other.append(folder, "test")
 
@@ -80,7 +87,7 @@ def test_a_part_with_other_labels_or_classes_is_not_mixed_with_the_one_that_is_t
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": (4,)}, r"float16 of shape \(1 steps, examples, classes\), got float16 of \(2, 4, 3\)"),
+        ({"members": (("a", 4),)}, r"float16 of shape \(1 members, examples, classes\), got float16 of \(2, 4, 3\)"),
         ({"log_probabilities": np.zeros((2, 4, 3))}, "float16 of shape .* got float64"),
         ({"log_probabilities": np.zeros((2, 4), np.float16)}, "got float16 of"),
         ({"log_probabilities": np.zeros((2, 0, 3), np.float16)}, "got float16 of"),
@@ -96,7 +103,7 @@ def test_a_part_with_other_labels_or_classes_is_not_mixed_with_the_one_that_is_t
     ],
 )
 def test_outputs_that_break_a_rule_are_rejected(change, message):
-    values = {"steps": (4, 8), "log_probabilities": np.stack([rows(4), rows(8)]), "labels": LABELS}
+    values = {"members": (("a", 4), ("a", 8)), "log_probabilities": np.stack([rows(4), rows(8)]), "labels": LABELS}
     with pytest.raises(ArgumentError, match=message):
         Outputs(**{**values, **change})
 
@@ -104,20 +111,22 @@ def test_outputs_that_break_a_rule_are_rejected(change, message):
 def test_a_part_must_have_a_plain_name_and_a_member_a_snapshot(folder, tmp_path):
     for part in ("", "../x", "a/b", "a.json", "é"):
         with pytest.raises(ArgumentError, match="part must be a plain name"):
-            outputs(4, 8).save(folder, part)
-    with pytest.raises(ArgumentError, match=r"steps must be those of snapshots in .* \(\[4, 8\]\), got \[12\]"):
-        outputs(8, 12).save(folder, "test")
+            outputs(folder, 4, 8).save(folder, part)
+    with pytest.raises(
+        ArgumentError, match=r"members must be snapshots of the run in .*, steps \[4, 8\]\), got \[\('.*', 12\)\]"
+    ):
+        outputs(folder, 4, 8, 12).save(folder, "test")
     with pytest.raises(ArgumentError, match=r"those of one member to be appended, got 2: use save\(\)"):
-        outputs(4, 8).append(folder, "test")
+        outputs(folder, 4, 8).append(folder, "test")
     with pytest.raises(StoreError, match=r"must be a folder that holds manifest\.json"):
-        outputs(4).save(tmp_path / "none", "test")
+        outputs(folder, 4).save(tmp_path / "none", "test")
     assert not (folder / "outputs").exists()
 
 
 def test_outputs_that_are_written_before_their_snapshot_are_not_read(tmp_path):
     store = Snapshots(tmp_path)
     store.open_to_write()
-    outputs(4).append(tmp_path, "test", store.reserve(4))
+    outputs(tmp_path, 4).append(tmp_path, "test", store.reserve(4))
     with pytest.raises(StoreError, match="contains no snapshot yet: wait for the first minimum"):
         Outputs.load(tmp_path)
     store.commit(4, {"w": torch.ones(1)})
@@ -125,7 +134,7 @@ def test_outputs_that_are_written_before_their_snapshot_are_not_read(tmp_path):
 
 
 def test_outputs_of_a_run_that_was_started_again_are_rejected(folder):
-    outputs(4, 8).save(folder, "test")
+    outputs(folder, 4, 8).save(folder, "test")
     store = Snapshots(folder)
     (folder / "manifest.json").unlink()
     shutil.rmtree(folder / "snapshots")
@@ -138,7 +147,7 @@ def test_outputs_of_a_run_that_was_started_again_are_rejected(folder):
 
 @pytest.mark.parametrize("name", ["test.json", "test-labels-*", "test-step-000000004-*"])
 def test_every_file_of_a_part_is_checked(folder, name):
-    outputs(4, 8).save(folder, "test")
+    outputs(folder, 4, 8).save(folder, "test")
     (path,) = (folder / "outputs").glob(name)
     whole = path.read_bytes()
     for place in range(len(whole)):
@@ -152,11 +161,11 @@ def test_every_file_of_a_part_is_checked(folder, name):
 
 
 def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, monkeypatch):
-    outputs(4, 8).save(folder, "test")
+    outputs(folder, 4, 8).save(folder, "test")
     lock = durable.WriterLock(folder / "outputs/writer.lock")
     monkeypatch.setattr(parts, "_LOCK_SECONDS", 0.0)
     with pytest.raises(LockedError):
-        outputs(4, 8).save(folder, "test")
+        outputs(folder, 4, 8).save(folder, "test")
     lock.release()
 
     def full(path, content):
@@ -164,28 +173,28 @@ def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, mon
 
     monkeypatch.setattr(durable, "publish", full)
     with pytest.raises(StoreError, match=r"outputs of the part 'other' could not be written .*no space left"):
-        outputs(4, 8).save(folder, "other")
+        outputs(folder, 4, 8).save(folder, "other")
     assert Outputs.load(folder).steps == (4, 8)
 
 
 def test_a_damaged_index_is_an_error_and_no_file_is_removed(folder):
-    outputs(4, 8).save(folder, "test")
+    outputs(folder, 4, 8).save(folder, "test")
     path = folder / "outputs/test.json"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     before = sorted((folder / "outputs").iterdir())
     with pytest.raises(DamagedError, match=r"test\.json must be"):
-        outputs(8).append(folder, "test")
+        outputs(folder, 8).append(folder, "test")
     assert sorted((folder / "outputs").iterdir()) == before
-    outputs(4, 8).save(folder, "test")  # all of them, so nothing is lost
+    outputs(folder, 4, 8).save(folder, "test")  # all of them, so nothing is lost
     assert Outputs.load(folder).steps == (4, 8)
 
 
 def test_a_writer_waits_until_another_has_saved(folder):
-    outputs(4, 8).save(folder, "test")
+    outputs(folder, 4, 8).save(folder, "test")
     held = durable.WriterLock(folder / "outputs" / "writer.lock")
-    waiting = threading.Thread(target=outputs(4, 8).save, args=(folder, "held_out"))
+    waiting = threading.Thread(target=outputs(folder, 4, 8).save, args=(folder, "held_out"))
     waiting.start()
     assert not (folder / "outputs/held_out.json").exists()
     held.release()
@@ -194,8 +203,8 @@ def test_a_writer_waits_until_another_has_saved(folder):
 
 
 def test_a_reader_reads_again_what_a_writer_replaced_meanwhile(folder, monkeypatch):
-    outputs(4, 8).save(folder, "test")
-    other = Outputs((4, 8), np.stack([rows(1), rows(2)]), LABELS)
+    outputs(folder, 4, 8).save(folder, "test")
+    other = Outputs(members(folder, 4, 8), np.stack([rows(1), rows(2)]), LABELS)
     member, replaced = parts.PartFolder.member, []
 
     def late(self, step):
@@ -209,7 +218,30 @@ def test_a_reader_reads_again_what_a_writer_replaced_meanwhile(folder, monkeypat
     assert np.array_equal(Outputs.load(folder).log_probabilities, other.log_probabilities)
 
 
-def test_steps_are_ascending():
-    for steps in ((4, 4), (8, 4)):
-        with pytest.raises(ArgumentError, match="steps must be ascending"):
-            Outputs(steps, np.stack([rows(1), rows(2)]), LABELS)
+def test_members_are_distinct():
+    with pytest.raises(ArgumentError, match="members must be distinct"):
+        Outputs((("a", 4), ("a", 4)), np.stack([rows(1), rows(2)]), LABELS)
+
+
+def test_outputs_of_another_run_or_without_some_snapshots_are_not_saved(folder):
+    foreign = Outputs((("b", 4), ("b", 8)), np.stack([rows(4), rows(8)]), LABELS)
+    with pytest.raises(ArgumentError, match=r"members must be snapshots of the run .* got \[\('b', 4\), \('b', 8\)\]"):
+        foreign.save(folder, "test")
+    with pytest.raises(ArgumentError, match=r"every snapshot in .*, but those of steps \[4\] are missing: compute"):
+        outputs(folder, 8).save(folder, "test")
+    assert not (folder / "outputs").exists()
+
+
+def test_outputs_know_their_part_once_they_were_saved_or_loaded(folder):
+    unsaved = outputs(folder, 4, 8)
+    assert unsaved.part is None
+    assert unsaved.save(folder, "held_out").part == Outputs.load(folder, "held_out").part == "held_out"
+
+
+def test_the_errors_of_members_and_of_the_last_ones_together_are_fractions():
+    probabilities = np.array([[[0.9, 0.1], [0.4, 0.6]], [[0.3, 0.7], [0.2, 0.8]]])
+    found = Outputs((("a", 4), ("a", 8)), np.log(probabilities).astype(np.float16), np.array([0, 1]))
+    assert found.steps == (4, 8)
+    assert found.member_errors == [0.0, 0.5]
+    assert found.ensemble_errors == [0.5, 0.0]  # the mean of 0.9 and 0.3 is 0.6
+    assert np.abs(found.probabilities - probabilities).max() < 1e-3

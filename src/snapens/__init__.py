@@ -6,11 +6,13 @@ TYPE_CHECKING = False  # not imported: `python -m snapens` would take typing.py 
 if TYPE_CHECKING:
     from typing import Any
 
+    from .combination import Combination as Combination
     from .ensemble import Ensemble as Ensemble
     from .ensembler import SnapshotEnsembler as SnapshotEnsembler
     from .ensembler import fresh_weights as fresh_weights
     from .ensembler import reset_momentum as reset_momentum
     from .errors import SnapensError as SnapensError
+    from .outputs import Outputs as Outputs
     from .schedule import CyclicCosine as CyclicCosine
     from .schedule import Schedule as Schedule
     from .schedule import StepDecay as StepDecay
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Combination": "combination",
     "CyclicCosine": "schedule",
     "Ensemble": "ensemble",
+    "Outputs": "outputs",
     "Schedule": "schedule",
     "SnapensError": "errors",
     "SnapshotEnsembler": "ensembler",

@@ -47,6 +47,27 @@ def first(batch: Any) -> Any:
     return batch[0] if type(batch) is list or _is_tuple(batch) else batch
 
 
+def second(batch: Any) -> Any:
+    """The labels in a batch: the second element of a tuple, named tuple or list, or the entry "labels" of a mapping."""
+    if (type(batch) is list or _is_tuple(batch)) and len(batch) > 1:
+        return batch[1]
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return batch["labels"]
+    raise ArgumentError(f"batch must contain labels, got {_kind(batch)}: pass targets=, a function of a batch")
+
+
+def rows(value: Any, index: Tensor, examples: int) -> Any:
+    """The rows at `index` of every tensor with one row per example, in nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        return value[index.to(value.device)] if value.ndim and len(value) == examples else value
+    if isinstance(value, Mapping):
+        return {key: rows(item, index, examples) for key, item in value.items()}
+    if type(value) is list or _is_tuple(value):
+        found = [rows(item, index, examples) for item in value]
+        return value._make(found) if hasattr(value, "_make") else type(value)(found)
+    return value
+
+
 def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments for a model, on the device: a mapping gives keyword arguments, a plain or named tuple several."""
     inputs = _moved(inputs, device)

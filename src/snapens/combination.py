@@ -1,22 +1,28 @@
 """Combination: how members are combined into one prediction."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-from .errors import ArgumentError, StoreError
+from .errors import ArgumentError, StoreError, shortened
 from .storage import durable, manifest, sealed
+
+Member = tuple[str, int]
+"""A run and the step of one of its snapshots."""
 
 
 @dataclass(frozen=True)
 class Combination:
     """Which members are averaged, with which weights, at which temperature, and when a prediction may stop early.
 
-    - `members`: (run, step) of each snapshot; or, instead, `newest`: use this many of the last members of a run.
-    - `weights`: one per member, in the same order (with `newest`, oldest first); empty for equal weights.
-    - `temperature`: the pooled log-probabilities are divided by it.
-    - `exit_threshold`: the confidence at which no further member is evaluated; None evaluates all of them.
+    - `members`: (run, step) of each snapshot, evaluated from the last to the first; or, instead, `newest`: use this
+      many of the last members of each run.
+    - `weights`: one per entry of `members`; empty for equal weights.
+    - `temperature`: the logarithm of the mean is divided by it, followed by a softmax.
+    - `exit_threshold`: a prediction stops when the largest probability of the mean of the members evaluated so far
+      (before the temperature) reaches this value; None evaluates all members.
 
     Examples:
         >>> Combination.last(3).newest
@@ -25,7 +31,7 @@ class Combination:
         (1.0, 3.0)
     """
 
-    members: tuple[tuple[str, int], ...] = ()
+    members: tuple[Member, ...] = ()
     weights: tuple[float, ...] = ()
     temperature: float = 1.0
     exit_threshold: float | None = None
@@ -34,8 +40,8 @@ class Combination:
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple((str(run), int(step)) for run, step in self.members))
         object.__setattr__(self, "weights", tuple(map(float, self.weights)))
-        count = len(self.members) if self.newest is None else self.newest
-        if (self.newest is not None and self.members) or count < 1:
+        count = len(self.members)
+        if (self.newest is None) is (not self.members) or (self.newest is not None and self.newest < 1):
             raise ArgumentError(
                 f"members must be at least one (run, step), or newest at least 1 instead, "
                 f"got members={self.members} and newest={self.newest}"
@@ -50,7 +56,8 @@ class Combination:
             or not any(self.weights)
         ):
             raise ArgumentError(
-                f"weights must be {count} finite numbers of at least 0, one per member, not all 0, got {self.weights}"
+                f"weights must be {count} finite numbers of at least 0, one per entry of members, not all 0, "
+                f"got {self.weights}"
             )
         if not 0 < self.temperature < math.inf:
             raise ArgumentError(f"temperature must be a finite number greater than 0, got {self.temperature}")
@@ -59,8 +66,41 @@ class Combination:
 
     @classmethod
     def last(cls, m: int) -> "Combination":
-        """The last m members of a run, with equal weights."""
+        """The last m members of each run, with equal weights."""
+        if not isinstance(m, int) or m < 1:
+            raise ArgumentError(f"last must be a whole number of at least 1, got {m!r}")
         return cls(newest=m)
+
+    def among(self, existing: Sequence[Member]) -> "Combination":
+        """The same combination of members that exist, listed explicitly and without those of weight 0.
+
+        `existing` is ordered from the oldest to the newest member.
+
+        Examples:
+            >>> Combination.last(1).among([("a", 4), ("b", 4), ("a", 8), ("b", 8)]).members
+            (('a', 8), ('b', 8))
+        """
+        if self.newest is not None:
+            steps = {run: [step for other, step in existing if other == run] for run, _ in existing}
+            if (most := min(map(len, steps.values()), default=0)) < self.newest:
+                raise ArgumentError(
+                    f"last must be between 1 and {most} (the number of members), got {self.newest}: lower it"
+                )
+            kept = tuple((run, step) for run, step in existing if step in steps[run][-self.newest :])
+            return replace(self, members=kept, newest=None)
+        if missing := [member for member in self.members if member not in existing]:
+            raise ArgumentError(
+                f"members must be among {shortened([str(member) for member in existing])}, got {missing[0]}: "
+                "load that run too, or fit the combination again"
+            )
+        used = [pair for pair in zip(self.members, self.shares, strict=True) if pair[1]]
+        members, weights = (tuple(column) for column in zip(*used, strict=True))
+        return replace(self, members=members, weights=weights if self.weights else ())
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weight of each entry of `members`, which is 1 where no weights are given."""
+        return self.weights or (1.0,) * len(self.members)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Save it as `combination.json` in a run folder."""

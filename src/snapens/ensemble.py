@@ -1,15 +1,19 @@
-"""Ensemble: a module that averages the predictions of the last m snapshots."""
+"""Ensemble: a module that combines the predictions of snapshots."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from os import PathLike
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import arguments, check_order, count, each, first, joined, scores
+from .batches import arguments, check_order, count, each, first, joined, scores, second
+from .combination import Combination, Member
 from .errors import ArgumentError, MismatchError, shortened
+from .outputs import Outputs
+from .pool import Pool
 from .snapshots import Entry, Snapshots
 from .weights import tensors, unwrap
 
@@ -17,12 +21,13 @@ Progress = Callable[[int, int | None], object]
 
 
 class Ensemble(nn.Module):
-    """The mean of the softmax outputs of the last members, as one module in evaluation mode.
+    """The mean of the softmax outputs of its members, as one module in evaluation mode.
 
-    `model` is any instance of the architecture; it is copied and never changed. `activation` ("softmax",
-    None, or any callable of a tensor) turns scores into probabilities along `dim`. They are averaged in
-    float32 or wider, with `weights` (one per snapshot, oldest first) if they are given. `steps` selects
-    snapshots; the default is all that exist now.
+    `snapshots` are those of one run, or of several runs in a list. `model` is any instance of the architecture; it is
+    copied and never changed. `activation` ("softmax", None, or any callable of a tensor) turns scores into
+    probabilities along `dim`, which are averaged in float32 or wider. `combination` selects members, their weights,
+    a temperature and a threshold for early exit; `last=m` is short for `Combination.last(m)`. The default is all
+    snapshots that exist now, with equal weights.
 
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
     to an input that requires them. Otherwise members are streamed through one replica, which needs the
@@ -43,104 +48,152 @@ class Ensemble(nn.Module):
 
     def __init__(
         self,
-        snapshots: Snapshots,
+        snapshots: Snapshots | Sequence[Snapshots],
         model: nn.Module,
         *,
         last: int | None = None,
+        combination: Combination | None = None,
         activation: Literal["softmax"] | Callable[[Tensor], Tensor] | None = "softmax",
         dim: int = -1,
-        weights: Sequence[float] | None = None,
         resident: bool = True,
         device: torch.device | str | None = None,
-        steps: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(snapshots, Snapshots):
-            raise ArgumentError(f"snapshots must be a Snapshots, got {snapshots!r}: use Ensemble.load for a path")
         if activation is not None and activation != "softmax" and not callable(activation):
             raise ArgumentError(f"activation must be 'softmax', None or a callable, got {activation!r}")
+        if last is not None and combination is not None:
+            raise ArgumentError(f"last must not be given together with a combination, got {last}: remove one of them")
         self.activation, self.dim, self.resident = activation, dim, resident
-        self._snapshots = snapshots
-        chosen = set(snapshots.steps if steps is None else steps)
-        self._steps = sorted(chosen, reverse=True)  # newest first, like all lists here
-        if not self._steps:
-            raise ArgumentError(
-                f"snapshots must not be empty, got {snapshots} without a snapshot: train to the end of a cycle"
-            )
-        self._weights = _checked_weights(weights, len(self._steps))
-        self._entries: list[Mapping[str, Entry]] = []  # the tensors of each member that was used so far
+        self._runs = _by_identity(snapshots)
+        existing = [(run, step) for run, store in self._runs.items() for step in store.steps]
+        self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
+        self._entries: dict[Member, Mapping[str, Entry]] = {}  # the tensors of each member that was used so far
         self._replicas = nn.ModuleList([_copied(model, device)])
+        self._slots: dict[Member, int] = {}  # the replica of each resident member
         self._loaded: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
-        self.last = len(self._steps) if last is None else last
+        if last is not None:
+            combination = Combination.last(last)
+        self.combination = combination or Combination(tuple(self._existing))
         self.eval()
 
     @classmethod
-    def load(cls, store: str | PathLike[str] | Snapshots, model: nn.Module, **options: Any) -> Self:
-        """The ensemble of the snapshots in a folder; `options` are those of the constructor."""
-        return cls(store if isinstance(store, Snapshots) else Snapshots(store), model, **options)
+    def load(
+        cls,
+        store: str | PathLike[str] | Snapshots | Sequence[str | PathLike[str] | Snapshots],
+        model: nn.Module,
+        **options: Any,
+    ) -> Self:
+        """The ensemble of the snapshots in a folder, or in several; `options` are those of the constructor."""
+        stores = [store] if isinstance(store, (str, PathLike, Snapshots)) else list(store)
+        return cls([one if isinstance(one, Snapshots) else Snapshots(one) for one in stores], model, **options)
+
+    @property
+    def combination(self) -> Combination:
+        """How the members are combined, with each member listed. It can be set, also to members not used before."""
+        return self._combination
+
+    @combination.setter
+    def combination(self, combination: Combination) -> None:
+        if not isinstance(combination, Combination):
+            raise ArgumentError(f"combination must be a Combination, got {combination!r}")
+        if self.activation is None and (combination.temperature != 1 or combination.exit_threshold is not None):
+            raise ArgumentError("combination must have no temperature and no exit_threshold if activation is None")
+        chosen = combination.among(self._existing)
+        for run, step in chosen.members:
+            if (run, step) not in self._entries:
+                entries = self._runs[run].entries(step)
+                _check_fit(step, entries, tensors(self._replicas[0]))
+                self._entries[run, step] = entries
+        for member in chosen.members[::-1] if self.resident else chosen.members[-1:]:
+            self._member(member)
+        self._combination = chosen
 
     @property
     def last(self) -> int:
-        """The number m of members that are averaged: the m newest ones. It can be set."""
-        return self._last
+        """The number of members. Setting it to m selects the last m of each run, as `Combination.last(m)` does."""
+        return len(self.combination.members)
 
     @last.setter
     def last(self, last: int) -> None:
-        if not isinstance(last, int) or not 1 <= last <= len(self._steps):
-            raise ArgumentError(f"last must be between 1 and {len(self._steps)} (the number of members), got {last!r}")
-        if not any(self._weights[:last]):
-            raise ArgumentError(
-                f"weights must not all be 0 for the last {last} members: raise last or change the weights"
-            )
-        for step in self._steps[len(self._entries) : last]:
-            entries = self._snapshots.entries(step)
-            _check_fit(step, entries, tensors(self._replicas[0]))
-            self._entries.append(entries)
-        for index in range(last if self.resident else 1):
-            self._member(index)
-        self._last = last
+        self.combination = Combination.last(last)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps of the members that are averaged, oldest first."""
-        return tuple(self._steps[: self.last][::-1])
+        """The steps of the members, oldest first."""
+        return tuple(step for _, step in self.combination.members)
+
+    @property
+    def members(self) -> tuple[nn.Module, ...]:
+        """The modules of the members, in the order of `combination.members`; only for resident members."""
+        if not self.resident:
+            raise ArgumentError("resident must be True for separate members, got False: build another ensemble")
+        return tuple(self._member(member) for member in self.combination.members)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The mean of the members for one batch; the arguments are those of the model."""
-        *_, (_, mean) = self.anytime(*args, **kwargs)
-        return mean
+        """The prediction for one batch, from all members; the arguments are those of the model."""
+        *_, (_, prediction) = self.anytime(*args, **kwargs)
+        return prediction
 
     def anytime(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
-        """Yield (k, mean of the last k members) for k = 1 … m: stop when the prediction is good enough."""
-        total = None
-        for index in range(self.last):
-            output = self._weighted(index, args, kwargs)
+        """Yield (k, prediction of the newest k members) for k = 1 … m: stop when the prediction is good enough."""
+        total, weight = None, 0.0
+        for k, (member, share) in enumerate(self._newest_first(), 1):
+            output = each(lambda tensor, share=share: tensor * share, self._output(member, args, kwargs))
             total = output if total is None else each(torch.add, total, output)
-            if weight := sum(self._weights[: index + 1]):
-                yield index + 1, each(lambda tensor, w=weight: tensor / w, total)
+            weight += share
+            yield k, each(lambda tensor, weight=weight: self._tempered(tensor / weight), total)
 
     def predict(
         self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
     ) -> Any:
-        """The mean of the members for all batches of a loader, joined on the CPU; each member is loaded once.
+        """The prediction for all batches of a loader, joined on the CPU; each member is loaded once.
 
         A batch that is a tensor is the argument of the model, and a mapping is its keyword arguments. The first
         element of a tuple, named tuple or list is the input. `inputs` selects another input from a batch; if it
         is a plain or named tuple, it is several arguments. The loader is read once per member and must keep its
-        order. `progress` is called after every batch with the number of batches read and the total number
+        order. With an `exit_threshold`, each member is evaluated only for the examples that are still undecided.
+        `progress` is called after every batch with the number of batches read and the total number
         of batches (None if unknown).
         """
-        total: list[Any] = []
-        for outputs in self._passes(loader, inputs, progress, weighted=True):
-            total = [each(torch.add, *pair) for pair in zip(total, outputs, strict=True)] if total else outputs
-        return each(lambda tensor: tensor / sum(self._weights[: self.last]), joined(total))
+        pools: list[Pool] = []
 
-    def predict_members(
-        self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
-    ) -> Any:
-        """Like `predict`, but without the mean: (members, examples, classes), oldest first, as `metrics` expects."""
-        members = [joined(outputs) for outputs in self._passes(loader, inputs, progress, weighted=False)]
-        return each(lambda *newest_first: torch.stack(newest_first[::-1]), *members)
+        def add(member: Member, share: float, k: int, batch: Any) -> Any:
+            if k == len(pools):
+                pools.append(Pool(self.combination.exit_threshold))
+            undecided = pools[k].undecided(arguments(inputs(batch), self._device))
+            shape = pools[k].add(self._output(member, *undecided), share) if undecided else None
+            return shape if self.combination.exit_threshold is None else k
+
+        self._visit(loader, add, progress)
+        return each(self._tempered, joined([pool.mean for pool in pools]))
+
+    def outputs(
+        self,
+        loader: Iterable[Any],
+        *,
+        inputs: Callable[[Any], Any] = first,
+        targets: Callable[[Any], Any] = second,
+        progress: Progress | None = None,
+    ) -> Outputs:
+        """The outputs of every member of a classifier for all batches of a loader, with the labels.
+
+        `inputs` and `progress` are those of `predict`. `targets` selects the labels from a batch: by default the
+        second element of a tuple, named tuple or list, and the entry "labels" of a mapping.
+        """
+        rows: dict[Member, list[Tensor]] = {}
+        labels: list[Tensor] = []
+
+        def add(member: Member, share: float, k: int, batch: Any) -> Any:
+            args, kwargs = arguments(inputs(batch), self._device)
+            found = self._log_probabilities(scores(self._member(member)(*args, **kwargs)))
+            if len(rows.setdefault(member, [])) == len(labels):
+                labels.append(torch.as_tensor(targets(batch)).cpu())
+            rows[member].append(found)
+            return found.shape
+
+        self._visit(loader, add, progress)
+        found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
+        return Outputs(self.combination.members, np.stack(found), torch.cat(labels).long().numpy())
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode; `mode` is ignored."""
@@ -149,33 +202,53 @@ class Ensemble(nn.Module):
     def __repr__(self) -> str:
         return f"Ensemble(steps={self.steps}, resident={self.resident})"
 
-    def _passes(
-        self, loader: Iterable[Any], inputs: Callable[[Any], Any], progress: Progress | None, weighted: bool
-    ) -> Iterator[list[Any]]:
-        """The outputs of each member for all batches, newest member first."""
+    def _visit(
+        self, loader: Iterable[Any], visit: Callable[[Member, float, int, Any], Any], progress: Progress | None
+    ) -> None:
+        """Call `visit` for each member, newest first, and each batch; it returns what must be equal for all members."""
         check_order(loader)
-        device = next(iter(tensors(self._replicas[0]).values())).device
-        batches, done, shapes = count(loader), 0, None
-        for index in range(self.last):
-            outputs = []
-            for batch in loader:
-                args, kwargs = arguments(inputs(batch), device)
+        batches, done, before = count(loader), 0, None
+        for member, share in self._newest_first():
+            seen = []
+            for k, batch in enumerate(loader):
                 with torch.no_grad():
-                    output = (self._weighted if weighted else self._output)(index, args, kwargs)
-                outputs.append(each(Tensor.cpu, output))
+                    seen.append(visit(member, share, k, batch))
                 done += 1
                 if progress is not None:
                     progress(done, None if batches is None else batches * self.last)
-            before, shapes = shapes, [each(lambda tensor: tensor.shape, output) for output in outputs]
-            if not outputs or before not in (None, shapes):
+            if not seen or before not in (None, seen):
                 raise ArgumentError("loader must yield the same batches, at least one, for every member: use a list")
-            yield outputs
+            before = seen
 
-    def _weighted(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(lambda tensor: tensor * self._weights[index], self._output(index, args, kwargs))
+    def _newest_first(self) -> list[tuple[Member, float]]:
+        """The members, in the order in which they are evaluated, with their weights."""
+        return list(zip(self.combination.members, self.combination.shares, strict=True))[::-1]
 
-    def _output(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(self._activated, scores(self._member(index)(*args, **kwargs)))
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(tensors(self._replicas[0]).values())).device
+
+    def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return each(self._activated, scores(self._member(member)(*args, **kwargs)))
+
+    def _log_probabilities(self, scores: Any) -> Tensor:
+        """(examples, classes) in float16 on the CPU."""
+        if not isinstance(scores, Tensor) or scores.ndim != 2 or self.dim not in (-1, 1) or self.activation is None:
+            raise ArgumentError(
+                "the model must return scores (examples, classes) of a classifier for outputs, "
+                f"got {tuple(scores.shape) if isinstance(scores, Tensor) else 'a mapping'} with dim={self.dim} and "
+                f"activation={self.activation!r}: call ensemble.members"
+            )
+        if self.activation == "softmax":
+            found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
+        else:
+            found = self._activated(scores).log()
+        return found.half().cpu()
+
+    def _tempered(self, mean: Tensor) -> Tensor:
+        if (temperature := self.combination.temperature) == 1:
+            return mean
+        return (mean.log() / temperature).softmax(self.dim)
 
     def _activated(self, scores: Tensor) -> Tensor:
         if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
@@ -185,9 +258,9 @@ class Ensemble(nn.Module):
             return scores.softmax(self.dim)
         return scores if self.activation is None else self.activation(scores)
 
-    def _member(self, index: int) -> nn.Module:
+    def _member(self, member: Member) -> nn.Module:
         """The replica of a member, after reading the tensors that it does not hold yet."""
-        slot, entries = (index if self.resident else 0), self._entries[index]
+        slot, entries = (self._slots.get(member, len(self._slots)) if self.resident else 0), self._entries[member]
         if slot == len(self._replicas):
             self._replicas.append(self._sibling(entries))
         if self._loaded[slot] is not entries:
@@ -198,6 +271,7 @@ class Ensemble(nn.Module):
                     if held.get(name) != entry:
                         live[name].copy_(entry.read())
             self._loaded[slot] = entries
+        self._slots[member] = slot
         return self._replicas[slot]
 
     @torch.inference_mode(False)
@@ -245,11 +319,18 @@ def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tenso
         )
 
 
-def _checked_weights(weights: Sequence[float] | None, members: int) -> list[float]:
-    """One weight per member, newest first."""
-    checked = [1.0] * members if weights is None else [float(weight) for weight in weights][::-1]
-    if len(checked) != members or not all(0 <= weight < float("inf") for weight in checked):
+def _by_identity(snapshots: Snapshots | Sequence[Snapshots]) -> dict[str, Snapshots]:
+    """The runs by their identity, each with at least one snapshot."""
+    stores = [snapshots] if isinstance(snapshots, Snapshots) else snapshots
+    if not isinstance(stores, (list, tuple)) or not stores or not all(isinstance(one, Snapshots) for one in stores):
         raise ArgumentError(
-            f"weights must be {members} finite numbers of at least 0, one per snapshot, got {weights!r}"
+            f"snapshots must be a Snapshots or a list of them, got {snapshots!r}: use Ensemble.load for a path"
         )
-    return checked
+    if empty := [store for store in stores if not store.steps]:
+        raise ArgumentError(
+            f"snapshots must not be empty, got {empty[0]} without a snapshot: train to the end of a cycle"
+        )
+    runs = {store.identity["run"]: store for store in stores}
+    if len(runs) < len(stores):
+        raise ArgumentError(f"snapshots must be those of different runs, got {stores}: pass each run once, in a folder")
+    return runs

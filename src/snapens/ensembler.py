@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from .combination import Combination
 from .ensemble import Ensemble
 from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .rates import Rates
@@ -129,7 +130,10 @@ class SnapshotEnsembler:
             raise ArgumentError(
                 "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has"
             )
-        return Ensemble(self.snapshots, self._kept, **{"steps": list(self._identity["snapshots"]), **options})
+        known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
+        if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
+            options["combination"] = Combination.last(options.pop("last", len(known))).among(known)
+        return Ensemble(self.snapshots, self._kept, **options)
 
     def close(self) -> None:
         """Release the folder to other writers; the last snapshot and the end of the process do this too."""

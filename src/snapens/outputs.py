@@ -1,7 +1,6 @@
 """Outputs: the predictions of the members of a run for one part of the data."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -9,33 +8,37 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from . import metrics
+from .combination import Member
 from .errors import ArgumentError, DamagedError
+from .quality import Quality
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
     """Log-probabilities (members, examples, classes) in float16, oldest member first, with the labels (examples,).
 
-    A run folder stores them by part: the lab writes "test" and "held_out"; other plain names are possible.
+    `members` are the (run, step) of each. A run folder stores outputs by `part`: the lab writes "test" and "held_out";
+    other plain names are possible. Outputs that were neither saved nor loaded have no part.
 
     Examples:
-        >>> outputs = Outputs((4, 8), np.log([[[0.9, 0.1]], [[0.4, 0.6]]]).astype(np.float16), np.array([0]))
+        >>> probabilities = [[[0.9, 0.1]], [[0.4, 0.6]]]  # two members, one example, two classes
+        >>> outputs = Outputs((("a", 4), ("a", 8)), np.log(probabilities).astype(np.float16), labels=np.array([0]))
         >>> outputs.member_errors
         [0.0, 1.0]
     """
 
-    steps: tuple[int, ...]
+    members: tuple[Member, ...]
     log_probabilities: NDArray[np.float16]
     labels: NDArray[np.int64]
+    part: str | None = None
 
     def __post_init__(self) -> None:
         found, labels = self.log_probabilities, self.labels
-        if list(self.steps) != sorted(set(self.steps)):
-            raise ArgumentError(f"steps must be ascending, got {self.steps}")
-        if found.dtype != np.float16 or found.ndim != 3 or 0 in found.shape or len(found) != len(self.steps):
+        if len(set(self.members)) != len(self.members):
+            raise ArgumentError(f"members must be distinct, got {self.members}")
+        if found.dtype != np.float16 or found.ndim != 3 or 0 in found.shape or len(found) != len(self.members):
             raise ArgumentError(
-                f"log_probabilities must be float16 of shape ({len(self.steps)} steps, examples, classes), "
+                f"log_probabilities must be float16 of shape ({len(self.members)} members, examples, classes), "
                 f"got {found.dtype} of {found.shape}"
             )
         if not np.isfinite(found.max(-1)).all():
@@ -56,15 +59,26 @@ class Outputs:
         """Read a part from a run folder, for exactly the members in its manifest."""
         from .storage import parts  # tensor files need torch, metrics do not
 
-        steps, found, labels = parts.load(Path(folder), part)
+        members, found, labels = parts.load(Path(folder), part)
         try:
-            return cls(steps, found, labels)
+            return cls(members, found, labels, part)
         except ArgumentError as error:  # format 1 had no checksum of its own
             raise DamagedError(f"{folder} must contain unaltered outputs, got {error}: restore them") from error
 
-    def save(self, folder: str | PathLike[str], part: str) -> None:
-        """Store these outputs as a part of the run folder with their snapshots, and replace that part if it exists."""
+    def save(self, folder: str | PathLike[str], part: str) -> "Outputs":
+        """Store these outputs as a part of the run folder with their snapshots, and replace that part if it exists.
+
+        They must be those of every snapshot of the run. Returns them with the name of the part.
+        """
+        from .storage import parts
+
+        if absent := sorted(set(parts.PartFolder(Path(folder), part).snapshots) - set(self.steps)):
+            raise ArgumentError(
+                f"outputs must be those of every snapshot in {folder}, but those of steps {absent} are missing: "
+                "compute them with an ensemble of all members"
+            )
         self._save(Path(folder), part, {}, replace=True)
+        return replace(self, part=part)
 
     def append(
         self, folder: str | PathLike[str], part: str, snapshot: str | None = None, *, replace: bool = False
@@ -73,20 +87,28 @@ class Outputs:
 
         `snapshot` is the name of its snapshot if that is committed afterwards.
         """
-        if len(self.steps) != 1:
+        if len(self.members) != 1:
             raise ArgumentError(
-                f"outputs must be those of one member to be appended, got {len(self.steps)}: use save()"
+                f"outputs must be those of one member to be appended, got {len(self.members)}: use save()"
             )
         self._save(Path(folder), part, {self.steps[0]: snapshot} if snapshot else {}, replace=replace)
 
     def _save(self, folder: Path, part: str, names: dict[int, str], replace: bool) -> None:
         from .storage import parts
 
-        names = parts.PartFolder(folder, part).snapshots | names
-        if missing := [step for step in self.steps if step not in names]:
-            raise ArgumentError(f"steps must be those of snapshots in {folder} ({list(names)}), got {missing}")
-        members = {step: (names[step], rows) for step, rows in zip(self.steps, self.log_probabilities, strict=True)}
-        parts.save(folder, part, members, self.labels, replace=replace)
+        files = parts.PartFolder(folder, part)
+        names = files.snapshots | names
+        if missing := [member for member in self.members if member[0] != files.run or member[1] not in names]:
+            raise ArgumentError(
+                f"members must be snapshots of the run in {folder} ({files.run}, steps {list(names)}), got {missing}"
+            )
+        rows = zip(self.steps, self.log_probabilities, strict=True)
+        parts.save(folder, part, {step: (names[step], row) for step, row in rows}, self.labels, replace=replace)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The step of each member."""
+        return tuple(step for _, step in self.members)
 
     @cached_property
     def probabilities(self) -> NDArray[np.float64]:
@@ -95,20 +117,17 @@ class Outputs:
         found /= found.sum(-1, keepdims=True)
         return found
 
+    @cached_property
+    def quality(self) -> Quality:
+        """The quality of the members, alone and together."""
+        return Quality.of(self.log_probabilities, self.labels)
+
     @property
     def member_errors(self) -> list[float]:
         """The error of each member alone, as a fraction, oldest first."""
-        return metrics.error(self.probabilities, self.labels).tolist()  # type: ignore[no-any-return]
+        return [score.error for score in self.quality.alone.scores]
 
     @property
     def ensemble_errors(self) -> list[float]:
         """The error of the last m members together, for m = 1 … M."""
-        return [float(metrics.error(mean, self.labels)) for mean in running_means(self.probabilities[::-1])]
-
-
-def running_means(members: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
-    """The mean of the first 1, 2, … of (members, examples, classes), each a new array."""
-    total = np.zeros_like(members[0])
-    for k, member in enumerate(members, 1):
-        total += member
-        yield total / k
+        return [score.error for score in self.quality.last.scores]

@@ -93,10 +93,14 @@ def snapshots(path):
             store.commit(step, weights(step))
 
 
+def members(path, *steps):
+    return tuple((Snapshots(path).identity["run"], step) for step in steps)
+
+
 def loop(path):
     """The same, with outputs and a combination."""
     snapshots(path)
-    Outputs((4, 8, 12), np.stack([rows(step) for step in (4, 8, 12)]), LABELS).save(path, "test")
+    Outputs(members(path, 4, 8, 12), np.stack([rows(step) for step in (4, 8, 12)]), LABELS).save(path, "test")
     Combination.last(2).save(path)
 
 
@@ -148,11 +152,11 @@ def resume_loop(path):
 
 
 def save_outputs(path):
-    Outputs((4, 8, 12), np.stack([rows(-step) for step in (-1, -2, -3)]), LABELS).save(path, "test")
+    Outputs(members(path, 4, 8, 12), np.stack([rows(-step) for step in (-1, -2, -3)]), LABELS).save(path, "test")
 
 
 def append_outputs(path):
-    Outputs((8,), rows(3)[None], LABELS).append(path, "test")
+    Outputs(members(path, 8), rows(3)[None], LABELS).append(path, "test")
 
 
 def resumed(path):

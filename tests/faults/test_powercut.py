@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from disk import Disk
 from powercut import KINDS, Choice, Model
-from scenarios import LABELS, contents, look, rows, sampled, trained, weights
+from scenarios import LABELS, contents, look, members, rows, sampled, trained, weights
 
 from snapens import Snapshots
 from snapens.lab.records.run import Run
@@ -97,7 +97,7 @@ def test_saved_outputs_are_the_old_or_the_new_ones(tmp_path, count):
             for step in (4, 8):
                 store.commit(step, weights(step))
         for version in versions:
-            Outputs((4, 8), version, LABELS).save(store.path, "test")
+            Outputs(members(store.path, 4, 8), version, LABELS).save(store.path, "test")
             disk.acknowledge(version)
     for image, known in images(disk, tmp_path, count):
         if known:

@@ -7,7 +7,7 @@ import pytest
 from browser import CHROMIUM, Browser
 
 from snapens.lab.records import gallery
-from snapens.lab.records.scores import THRESHOLDS
+from snapens.quality import THRESHOLDS
 from snapens.report import page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")

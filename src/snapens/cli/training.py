@@ -43,7 +43,7 @@ def _train(jobs: Jobs, options: "TrainingOptions", curves: bool, interrupt: Inte
     import torch  # only now: --help does not wait for it
 
     from ..lab.engine import pack
-    from .progress import Display, TensorBoard
+    from .progress import TensorBoard, display
 
     device = pack.chosen_device(options.device)
     _require_outside_images(jobs, data_root(options.data))
@@ -68,7 +68,7 @@ def _train(jobs: Jobs, options: "TrainingOptions", curves: bool, interrupt: Inte
     )
     _warn_of_hours(trainings)
     try:
-        with interrupt.finish_step(), Display(trainings, tensorboard) as watch:
+        with interrupt.finish_step(), display(trainings, tensorboard) as watch:
             pack.train(trainings, watch, interrupt)
         if curves:
             _say("measuring the errors between the snapshots")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ..errors import DamagedError
 from ..lab.recipe.recipe import Recipe
 from ..lab.records.run import Run
-from ..lab.records.scores import Quality, Score
 from ..lab.records.trace import Trace
+from ..quality import Quality, Score
 
 _RATE_POINTS = 400
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..extras import package
 from ..lab.records.curves import Between
-from ..lab.records.scores import Exits, Floats
+from ..quality import Exits, Floats
 from .style import BASELINE, CLEARING, ENSEMBLE, INK, MUTED, PAPER, SINGLE
 
 FEW_EXAMPLES = 10

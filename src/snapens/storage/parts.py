@@ -51,6 +51,7 @@ class PartFolder:
             raise ArgumentError(f"part must be a plain name such as 'test' or 'held_out', got {part!r}")
         self.folder, self.part, self.path = folder, part, folder / "outputs" / f"{part}.json"
         self._manifest = manifest.read(folder)
+        self.run = str(self._manifest.run)
         self.snapshots = {record.step: record.file for record in self._manifest.value.snapshots}
         """The members: step -> name of the snapshot."""
 
@@ -95,7 +96,7 @@ class PartFolder:
 
     def put(self, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
         """Write members, and drop all others if `replace`, or else those whose snapshot no longer exists."""
-        run, index = str(self._manifest.run), None if replace else self._index
+        index = None if replace else self._index
         alive = set(self.snapshots.values()) - {snapshot for snapshot, _ in members.values()}
         records = [record for record in (index.members if index else ()) if record.snapshot in alive]
         classes = next(iter(members.values()))[1].shape[-1]
@@ -111,7 +112,7 @@ class PartFolder:
             records.append(MemberRecord(file.file, file.digest, step, snapshot))
         records.sort(key=lambda record: record.step)
         content = asdict(Index(len(labels), classes, held, tuple(records)))
-        files.commit(sealed.encode("outputs", run, content), {held.file, *(record.file for record in records)})
+        files.commit(sealed.encode("outputs", self.run, content), {held.file, *(record.file for record in records)})
 
     @cached_property
     def _index(self) -> Index | None:
@@ -134,19 +135,22 @@ class PartFolder:
         path = files.file(f"{self.part}-{name}")
         kind = "labels" if step is None else "log_probabilities"
         tensors = {kind: torch.from_numpy(np.ascontiguousarray(array))}
-        return FileRecord(path.name, tensorfile.save(path, tensors, About(str(self._manifest.run), kind, step)))
+        return FileRecord(path.name, tensorfile.save(path, tensors, About(self.run, kind, step)))
 
     def _checked(self, record: FileRecord, step: int | None, kind: str, spec: Spec) -> Stored:
         path = self.path.parent / record.file
         durable.check(path, record.digest, self.path.name)
-        found = tensorfile.entries(path, About(str(self._manifest.run), kind, step)).get(kind)
+        found = tensorfile.entries(path, About(self.run, kind, step)).get(kind)
         if found is None or Spec(found.dtype, found.shape) != spec:
             raise DamagedError(f"{path} must hold {kind} of shape {spec.shape}: restore the file")
         return found
 
 
-def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
-    """The steps of all members, their log-probabilities (members, examples, classes), and the labels."""
+Loaded = tuple[tuple[tuple[str, int], ...], NDArray[np.float16], NDArray[np.int64]]
+
+
+def load(folder: Path, part: str) -> Loaded:
+    """The (run, step) of all members, their log-probabilities (members, examples, classes), and the labels."""
     while True:
         files = PartFolder(folder, part)
         version = files.version
@@ -157,9 +161,7 @@ def load(folder: Path, part: str) -> tuple[tuple[int, ...], NDArray[np.float16],
                 raise  # otherwise a writer replaced the files in the meantime: read them again
 
 
-def _loaded(
-    folder: Path, part: str, files: PartFolder
-) -> tuple[tuple[int, ...], NDArray[np.float16], NDArray[np.int64]]:
+def _loaded(folder: Path, part: str, files: PartFolder) -> Loaded:
     if not files.exists:
         raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
     if not files.snapshots:
@@ -170,7 +172,7 @@ def _loaded(
     found = np.empty((len(rows), *rows[0].shape), np.float16)
     for row, stored in zip(found, rows, strict=True):
         stored.read_into(row.data.cast("B"))
-    return tuple(files.snapshots), found, files.labels().read().numpy()
+    return tuple((files.run, step) for step in files.snapshots), found, files.labels().read().numpy()
 
 
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:

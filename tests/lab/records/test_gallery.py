@@ -8,9 +8,10 @@ import safetensors.torch
 import tiny
 import torch
 
+from snapens import quality
 from snapens.errors import DamagedError, StoreError
 from snapens.lab.engine.pack import prepare, train
-from snapens.lab.records import gallery, scores
+from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
 from snapens.outputs import Outputs
 from snapens.storage import durable
@@ -42,13 +43,15 @@ def probabilities():
 
 
 def test_the_most_disputed_come_first_and_ties_by_index(probabilities, monkeypatch):
-    monkeypatch.setattr(scores, "_BLOCK_BYTES", 8 * 3 * 4 * 1000)  # blocks of 1,000 examples
+    monkeypatch.setattr(quality, "_BLOCK_BYTES", 8 * 3 * 4 * 1000)  # blocks of 1,000 examples
     choices = probabilities.argmax(-1)
     differ = np.flatnonzero((choices != choices[0]).any(0))
     first, later = differ[0], differ[-1]
     probabilities[:, later] = probabilities[:, first]
     assert first < 1000 < 2000 < later
-    outputs = Outputs((1, 2, 3), np.log(probabilities).astype(np.float16), np.zeros(2500, np.int64))
+    outputs = Outputs(
+        (("a", 1), ("a", 2), ("a", 3)), np.log(probabilities).astype(np.float16), np.zeros(2500, np.int64)
+    )
     found = gallery.disputed(outputs, count=2500)
     p = np.exp(outputs.log_probabilities.astype(float))
     p /= p.sum(-1, keepdims=True)

@@ -640,7 +640,7 @@ def test_members_whose_outputs_are_intact_are_found(tmp_path):
 
 def test_probabilities_add_up_to_one_and_errors_are_counted_by_hand():
     members = np.array([[[0.6, 0.4], [0.3, 0.7], [0.9, 0.1]], [[0.1, 0.9], [0.2, 0.8], [0.2, 0.8]]])
-    outputs = Outputs((1, 2), np.log(members).astype(np.float16), np.array([0, 1, 0]))
+    outputs = Outputs((("a", 1), ("a", 2)), np.log(members).astype(np.float16), np.array([0, 1, 0]))
     assert np.allclose(outputs.probabilities, members, atol=1e-3)
     assert np.allclose(outputs.probabilities.sum(-1), 1, atol=1e-12)
     assert outputs.member_errors == pytest.approx([0, 2 / 3])

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, DamagedError, StoreError
+from ...quality import THRESHOLDS, Quality
 from ..recipe.recipe import Recipe
 from ..records.curves import Between, Series
-from ..records.scores import THRESHOLDS, Quality
 from . import cells as paper
 
 if TYPE_CHECKING:  # reading the ledger does not import torch

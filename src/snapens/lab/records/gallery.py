@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from ... import metrics
 from ...errors import ArgumentError, DamagedError
 from ...outputs import Outputs
+from ...quality import blocks
 from ...storage import durable, sealed, tensorfile
 from ...storage.generations import Generations
 from ...storage.manifest import FileRecord
 from ...storage.tensorfile import About
 from .run import Run
-from .scores import blocks
 from .state import writing
 
 IMAGES = 60

@@ -175,7 +175,7 @@ class Run:
         `snapshot` is the name of its snapshot if that is committed afterwards. With `replace`, no others are kept.
         """
         for part, (outputs, labels) in found.items():
-            member = Outputs((step,), outputs[None].numpy(), labels.numpy())
+            member = Outputs(((self._named(), step),), outputs[None].numpy(), labels.numpy())
             member.append(self.path, part, snapshot, replace=replace)
 
     def adopt_outputs(self, names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Scores: the quality of members on labelled examples, alone and together, computed once from their outputs.
+"""Quality: how good members are on labelled examples, alone and together, computed once from their outputs.
 
 Outputs are read in blocks of examples, so that the float64 probabilities of all examples are never in memory at once.
 """
@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import metrics
+from . import metrics
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from snapens.lab.records import scores
+from snapens import quality as module
 from snapens.lab.records.run import Run
-from snapens.lab.records.scores import THRESHOLDS, Quality
+from snapens.quality import THRESHOLDS, Quality
 
-FINISHED = Path(__file__).parents[2] / "golden/format1/finished"
+FINISHED = Path(__file__).parent / "golden/format1/finished"
 GOLDEN = {
     "alone": [
         {"error": 0.85, "nll": 1.3924149992010704, "ece": 0.2445176886675962},
@@ -65,7 +65,7 @@ def score(means, labels):
 
 @pytest.mark.parametrize("block_bytes", [1, 8 * 4 * 5 * 7, 1 << 24])  # one example, seven examples, all at once
 def test_members_and_ensembles_have_the_scores_that_a_loop_finds(monkeypatch, block_bytes):
-    monkeypatch.setattr(scores, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
     log_probabilities, labels = outputs()
     p, quality = softmax(log_probabilities), Quality.of(log_probabilities, labels)
     for k in range(4):
@@ -114,7 +114,7 @@ def test_the_golden_run_has_the_numbers_that_were_computed_all_at_once():
 
 
 def test_memory_does_not_grow_with_the_product_of_members_examples_and_classes(monkeypatch):
-    monkeypatch.setattr(scores, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 1 << 20)
     log_probabilities, labels = outputs(members=3, examples=20_000, classes=100)  # 48 MB in float64
     assert peak_bytes(lambda: Quality.of(log_probabilities, labels).exits) < 24e6
 
