@@ -37,8 +37,8 @@ def fit(
     - `weights`: "equal" (those of "greedy" remain), or "simplex", the weights with the lowest NLL.
       Like "greedy", it compares predictions before the temperature.
     - `temperature`: whether to fit the temperature by NLL.
-    - `exit_loss`: early exit may lose this fraction of the accuracy, including one standard error of the difference to
-      the full combination; 0 means no measurable loss, None no early exit.
+    - `exit_loss`: the fraction of the accuracy that early exit may lose; more than that must not be measurable, which
+      means by more than one standard error. 0 allows no measurable loss; None fits no early exit.
 
     Outputs of the test part are rejected. `gains` measures what each choice is worth.
 
