@@ -45,6 +45,18 @@ def test_amp_and_accumulation_counts_optimizer_steps(outputs):
     assert re.findall(r"after (\d) members", output) == ["1", "2", "3"]
 
 
+def test_a_fitted_combination_needs_fewer_members_without_a_measurable_loss(outputs):
+    output = outputs["fit_combination.py"].result()
+    assert re.findall(r"(\w+): NLL lower by", output) == ["temperature", "members", "exit_threshold"]
+    results = re.findall(r"test error ([\d.]+)%, NLL [\d.]+, ([\d.]+) members", output)
+    (plain, every), (fitted, few) = [tuple(map(float, found)) for found in results]
+    assert every == 5
+    assert few < 3
+    assert fitted < plain + 1
+    assert 0.87 < float(re.search(r"coverage ([\d.]+),", output)[1]) < 0.95
+    assert "soup" in output
+
+
 def test_resume_ends_as_if_it_had_never_stopped(outputs):
     whole = outputs["resume.py"].result().splitlines()
     first, second, last = outputs["stopped"].result()
