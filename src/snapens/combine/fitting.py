@@ -37,8 +37,8 @@ def fit(
     - `weights`: "equal" (those of "greedy" remain), or "simplex", the weights with the lowest NLL.
       Like "greedy", it compares predictions before the temperature.
     - `temperature`: whether to fit the temperature by NLL.
-    - `exit_loss`: the fraction of the accuracy that early exit may lose; more than that must not be measurable, which
-      means by more than one standard error. 0 allows no measurable loss; None fits no early exit.
+    - `exit_loss`: the fraction of the accuracy that early exit may lose. The measured loss exceeds it by at most one
+      standard error, so 0 means no measurable loss. None fits no exit threshold.
 
     Outputs of the test part are rejected. `gains` measures what each choice is worth.
 
@@ -88,8 +88,8 @@ def gains(
     """What each choice of `fit` gains, in the order in which they are made; the first is compared with the plain mean.
 
     A choice looks too good on the examples that it was fitted on. So everything is fitted on a random half and
-    measured on the other half, in both directions, and the results for all examples are averaged. Since half of the
-    examples choose slightly worse than all of them, the gains of `fit` itself are slightly larger.
+    measured on the other half, in both directions, and the results for all examples are averaged. Half of the
+    examples choose slightly worse than all of them, so the gains of `fit` itself tend to be slightly larger.
     """
     check_held_out(outputs)
     if len(outputs.labels) < 2:
