@@ -37,8 +37,8 @@ def fit(
     - `weights`: "equal" (those of "greedy" remain), or "simplex", the weights with the lowest NLL.
       Like "greedy", it compares predictions before the temperature.
     - `temperature`: whether to fit the temperature by NLL.
-    - `exit_loss`: the fraction of the accuracy that early exit may lose. The measured loss exceeds it by at most one
-      standard error, so 0 means no measurable loss. None fits no exit threshold.
+    - `exit_loss`: early exit may lose this fraction of the accuracy on the held-out examples; 0 means that it makes no
+      more errors than the full combination, None that all members are always evaluated.
 
     Outputs of the test part are rejected. `gains` measures what each choice is worth.
 
