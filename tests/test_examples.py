@@ -45,6 +45,15 @@ def test_amp_and_accumulation_counts_optimizer_steps(outputs):
     assert re.findall(r"after (\d) members", output) == ["1", "2", "3"]
 
 
+def test_uncertain_predictions_are_wrong_more_often_and_sets_have_the_stated_coverage(outputs):
+    shown = outputs["uncertainty.py"].result()
+    every, confident = map(float, re.findall(r"([\d.]+)%", shown)[:2])
+    assert confident < every / 2
+    assert 0.6 < float(re.search(r"entropy ([\d.]+)", shown)[1]) <= 1
+    assert 0.87 < float(re.search(r"measured coverage ([\d.]+)", shown)[1]) < 0.95
+    assert "soup" in shown
+
+
 def test_resume_ends_as_if_it_had_never_stopped(outputs):
     whole = outputs["resume.py"].result().splitlines()
     first, second, last = outputs["stopped"].result()
