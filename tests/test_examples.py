@@ -95,4 +95,6 @@ def test_a_fitted_combination_is_calibrated_and_needs_fewer_members(outputs):
     shown = outputs["choose_and_calibrate.py"].result()
     lower, error = map(float, re.search(r"temperature: NLL lower by ([\d.-]+) ± ([\d.]+)", shown).groups())
     assert lower > 2 * error
-    assert float(re.search(r"fitted combination: .*, ([\d.]+) members", shown)[1]) < 5
+    assert float(re.search(r"early exit: .*, ([\d.]+) members", shown)[1]) < 5
+    nll = [float(found) for found in re.findall(r"test error .*, NLL ([\d.]+)", shown)]
+    assert nll[1] < nll[0]
