@@ -41,11 +41,7 @@ DATASETS = {
 
 
 def load(
-    name: str,
-    root: Path | None,
-    *,
-    download: bool = False,
-    progress: Callable[[int, int], object] | None = None,
+    name: str, root: Path | None, *, download: bool = False, progress: Callable[[int, int], object] | None = None
 ) -> Data:
     """Read a data set from `root`, by default the cache folder; with `download`, missing files are downloaded first.
 
