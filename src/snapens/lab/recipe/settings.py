@@ -6,13 +6,10 @@ from typing import Any, Literal
 from ...errors import ArgumentError
 from ...storage.typed import decoded
 from .averaging import EMA
-from .budget import Budget
-from .dataset import Dataset
 from .methods import METHODS
-from .network import Network
 from .objectives import CrossEntropy
 from .optimizers import OPTIMIZERS
-from .recipe import Recipe
+from .recipe import Budget, Dataset, Network, Recipe
 from .transforms import named
 from .value import unknown
 
