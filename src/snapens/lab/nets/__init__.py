@@ -103,22 +103,14 @@ def blocks(network: "nn.Module") -> "list[nn.Module]":
 
 def _resolved(name: str, classes: int, dropout: float, stem_stride: int) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The callable of a network, and the keywords for it that do not depend on the inputs."""
-    factory, settings = _factory(name)
-    optional = ({"dropout": dropout} if dropout else {}) | ({"stem_stride": stem_stride} if stem_stride != 1 else {})
-    return factory, {**settings, "classes": classes, **optional}
-
-
-def _factory(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The callable of a network, and the settings that belong to its name."""
-    if name in NETWORKS:
-        path, settings = NETWORKS[name]
-        return _imported(path), settings
     library, colon, inner = name.partition(":")
-    if not colon:
+    if not colon and name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
+    path, settings = NETWORKS.get(name, (name, {}))
     if library in ("torchvision", "timm"):
-        return _imported(f"snapens.lab.nets.zoo:from_{library}"), {"name": inner}
-    return _imported(name), {}
+        path, settings = f"snapens.lab.nets.zoo:from_{library}", {"name": inner}
+    optional = ({"dropout": dropout} if dropout else {}) | ({"stem_stride": stem_stride} if stem_stride != 1 else {})
+    return _imported(path), {**settings, "classes": classes, **optional}
 
 
 def _imported(path: str) -> Callable[..., Any]:

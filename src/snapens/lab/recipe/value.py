@@ -4,10 +4,12 @@ import difflib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 from ...errors import ArgumentError
 from ...storage.typed import UnknownFieldError, decoded
+
+T = TypeVar("T")
 
 
 class Value:
@@ -50,11 +52,8 @@ class Value:
         if not isinstance(content, dict):
             rule = f"be of type {cls.__name__}, or an object of its fields"
             raise ArgumentError(f"{noun} must {rule}, got {str(content)[:80]!r}")
-        content, kind = dict(content), cls
-        if cls.kinds:
-            if (name := content.pop("kind", None)) not in tuple(cls.kinds):
-                raise unknown(noun, name, cls.kinds)
-            kind = cls.kinds[name]
+        content = dict(content)
+        kind: type[Self] = look_up(noun, content.pop("kind", None), cls.kinds) if cls.kinds else cls
         hints = _hints(kind)
         for name in content:
             if name not in hints:
@@ -86,6 +85,13 @@ def require_at_least(least: float, **arguments: float) -> None:
     for name, value in arguments.items():
         rule = "be at least" if isinstance(value, int) else "be finite and at least"
         require(least <= value < math.inf, name, f"{rule} {least}", value)
+
+
+def look_up(what: str, name: object, table: Mapping[str, T]) -> T:
+    """The entry of a table; an unknown name is an ArgumentError."""
+    if name not in tuple(table):  # in JSON, the name may be a list
+        raise unknown(what, name, table)
+    return table[str(name)]
 
 
 def unknown(what: str, name: object, known: Collection[str]) -> ArgumentError:
