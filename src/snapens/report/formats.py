@@ -152,7 +152,7 @@ def _shown(row: Row, marks: _Marks) -> list[str]:
 def _published(value: Value | None, marks: _Marks) -> str:
     if value is None:
         return UNMEASURED
-    text = value.published.replace("*", marks.star)
+    text = value.cell.published.replace("*", marks.star)
     return marks.best.format(text) if value.published_is_best else text
 
 

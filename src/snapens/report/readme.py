@@ -46,7 +46,7 @@ def _row(value: Value, hardware: list[str]) -> list[str]:
         names.NETWORKS[cell.network],
         names.DATASETS[cell.dataset],
         names.METHODS[cell.method],
-        value.published.replace("*", "\\*"),
+        cell.published.replace("*", "\\*"),
         f"{ours.mean:.2f}{spread}",
         f"{value.difference:+.2f}",
         str(ours.n),

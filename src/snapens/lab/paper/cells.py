@@ -55,6 +55,11 @@ class Cell:
         """The network, data set and method."""
         return f"{self.network}-{self.dataset}-{self.method}"
 
+    @property
+    def published(self) -> str:
+        """The published percentage as the paper prints it, with its star."""
+        return "–" if self.published_percent is None else f"{self.published_percent:.2f}{'*' * self.starred}"
+
     def recipes(self, repetition: int = 0) -> tuple[Recipe, ...]:
         """One per seed; no two repetitions share a seed."""
         first = self.recipe.seed + repetition * self.seeds
