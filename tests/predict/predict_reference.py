@@ -83,21 +83,28 @@ def ensemble_of(build, members=3, device=None, sharpness=1.0, noise=0.6, **chang
 
 @torch.no_grad()
 def naive(ensemble, inputs):
-    """The prediction and the number of members used, one row at a time in float64, as the documentation defines it."""
+    """Predictions, members used, and margins, one row at a time in float64, as the documentation defines them.
+
+    The margin of a row is the smallest distance of a confidence from the threshold: how sure it is where the row stops.
+    """
     combination = ensemble.combination
     weights = combination.weights or (1.0,) * len(combination.members)
     newest_first = [
-        (deepcopy(module).double()(inputs.double()).softmax(-1), weight)
+        (deepcopy(module).double()(inputs.double()).softmax(-1).cpu(), weight)
         for module, weight in zip(ensemble.members, weights, strict=True)
     ][::-1]
-    predictions, used = [], []
+    predictions, used, margins = [], [], []
     for row in range(len(inputs)):
-        total, weight, count = 0.0, 0.0, 0
+        total, weight, count, margin = 0.0, 0.0, 0, 1.0
         for found, share in newest_first:
             total, weight, count = total + share * found[row], weight + share, count + 1
-            if combination.exit_threshold is not None and max((total / weight).tolist()) >= combination.exit_threshold:
-                break
+            if combination.exit_threshold is not None and count < len(newest_first):
+                confidence = max((total / weight).tolist())
+                margin = min(margin, abs(confidence - combination.exit_threshold))
+                if confidence >= combination.exit_threshold:
+                    break
         powered = (total / weight) ** (1 / combination.temperature)
         predictions.append(powered / powered.sum())
         used.append(count)
-    return torch.stack(predictions), torch.tensor(used)
+        margins.append(margin)
+    return torch.stack(predictions), torch.tensor(used), torch.tensor(margins)

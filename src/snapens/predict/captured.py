@@ -2,8 +2,9 @@
 
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +45,13 @@ class Captured:
     ) -> None:
         self._networks, self._plan, self._precision = networks, plan, precision
         self._sizes, self._together, self._device = sizes, together, example.device
-        self._sides = [torch.cuda.Stream(self._device) for _ in networks[1:]]  # type: ignore[no-untyped-call]
+        self._sides = [_stream(self._device, number) for number in range(1, len(networks))]
         self._pool = torch.cuda.graph_pool_handle()
         self._allocate(example)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = _stream(self._device, 0)
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        with torch.cuda.stream(stream), _chosen_by_timing():
             self._require_capturable()
             first_members = range(1 if plan.threshold is None else len(networks))
             for size in sorted(sizes, reverse=True):  # the largest first: smaller ones fit into its memory
@@ -177,3 +178,20 @@ class Captured:
         with self._precision():
             found = probabilities(self._networks[k](inputs))
         return torch.mul(found, self._plan.weights[k], out=self._found[k, : len(inputs)])
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """A stream to capture on, the same for all predictors: cuBLAS keeps a workspace for each stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _chosen_by_timing() -> Iterator[None]:
+    """Let cuDNN choose the algorithm of each convolution by timing; the precision stays as the user has set it."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
