@@ -15,10 +15,10 @@ NOISE = torch.Generator().manual_seed(1)
 X = torch.randn(37, 3, 8, 8, generator=NOISE) + 3 * torch.randn(37, 3, 1, 1, generator=NOISE)  # rows that differ
 
 
-@pytest.fixture(params=["eager", "captured"])
+@pytest.fixture(params=[None, (3, 3), (0, 12)], ids=["eager", "captured", "captured, more later"])
 def engine(request, monkeypatch):
     """Both ways to predict; without a GPU, a graph is the function that it would capture."""
-    if request.param == "eager":
+    if request.param is None:
         return
     context = torch.no_grad
     stream = SimpleNamespace(wait_stream=lambda other: None)
@@ -32,7 +32,9 @@ def engine(request, monkeypatch):
     monkeypatch.setattr(captured.Captured, "_require_capturable", lambda self: None)
     monkeypatch.setattr(captured.Captured, "_capture", lambda self, compute, stream: SimpleNamespace(replay=compute))
     monkeypatch.setattr(
-        predictor, "Eager", lambda *arguments: captured.Captured(*arguments, sizes=[1, 2, 4, 12, 16], together=3)
+        predictor,
+        "Eager",
+        lambda *arguments: captured.Captured(*arguments, sizes=[1, 2, 4, 12, 16], together=request.param),
     )
 
 

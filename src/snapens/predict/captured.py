@@ -13,6 +13,7 @@ from .members import Precision, layout_of
 from .plan import Plan, probabilities
 
 _WARM_UP_CALLS = 2
+_PARALLEL_ROWS = 256  # beyond, one member keeps an H200 busy, and several need more memory
 
 
 class NotCapturableError(Exception):
@@ -25,10 +26,12 @@ class Captured:
     Graph (k, size) evaluates members from k on for `size` rows, k members having been evaluated for them before. It
     is one of two kinds:
 
-    - Up to `together` rows, for the last member, and without a threshold, it evaluates all remaining members
-      and finishes; up to `together` rows they run at the same time, each on its own stream.
+    - It evaluates all remaining members and finishes: for few rows (`together[0]` at first, `together[1]` after the
+      first member), for the last member, and without a threshold.
     - Otherwise it evaluates only member k, and moves the undecided rows to the front of the inputs of member k + 1. The
       host reads how many there are and chooses the next graph.
+
+    Members of one graph run at the same time, each on its own stream, unless the batch is large.
 
     Graphs share the networks, one memory pool and the buffers. A graph keeps nothing in the pool for another, so they
     can be replayed in any order, but not at the same time: call it from one thread and stream at a time.
@@ -41,7 +44,7 @@ class Captured:
         precision: Precision,
         example: Tensor,
         sizes: Sequence[int],
-        together: int,
+        together: tuple[int, int],
     ) -> None:
         self._networks, self._plan, self._precision = networks, plan, precision
         self._sizes, self._together, self._device = sizes, together, example.device
@@ -97,7 +100,7 @@ class Captured:
         return self._sizes[bisect_left(self._sizes, rows)]
 
     def _finishes(self, k: int, size: int) -> bool:
-        return self._plan.threshold is None or size <= self._together or k == len(self._networks) - 1
+        return self._plan.threshold is None or size <= self._together[k > 0] or k == len(self._networks) - 1
 
     def _require_capturable(self) -> None:
         """Check that no network waits for the device, which would make a capture fail."""
@@ -159,7 +162,7 @@ class Captured:
     def _evaluate(self, k: int, size: int) -> None:
         """Write the weighted probabilities of member k and all after it to `_found`."""
         inputs, main = self._inputs[k % 2][:size], torch.cuda.current_stream(self._device)
-        sides = self._sides[: len(self._networks) - 1 - k] if size <= self._together else []
+        sides = self._sides[: len(self._networks) - 1 - k] if size <= _PARALLEL_ROWS else []
         for member, side in enumerate(sides, k + 1):  # before member k, so that they do not wait for it
             side.wait_stream(main)
             with torch.cuda.stream(side):

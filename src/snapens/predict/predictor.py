@@ -20,7 +20,7 @@ from .plan import Plan
 log = logging.getLogger("snapens")
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-TOGETHER = 32
+TOGETHER = (16, 64)
 _EXAMPLE_ROWS = 2  # with which a changed network is checked
 _DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32, torch.bfloat16)}
 
@@ -40,8 +40,9 @@ class Predictor:
     The members are copied as they are now, with the ensemble's combination; later changes of the ensemble have no
     effect. BatchNorm is folded into the layer before it. On a GPU, members are captured as CUDA graphs, in bfloat16
     by default: one set per batch size in `sizes`. Smaller batches are padded to the next size, and larger batches are
-    cut. Up to `together` rows, all members run at the same time. With an `exit_threshold`, larger batches are
-    evaluated member by member, and only undecided rows continue.
+    cut. With an `exit_threshold`, only undecided rows continue to the next member. This needs the host to wait for
+    the device, so that batches of up to `together[0]` rows are evaluated by all members at the same time, and up to
+    `together[1]` rows that remain after the first member by all others.
 
     `example` is a batch of typical inputs (one or more rows). `accelerate` switches on the kernels of a network, if
     it has any, and returns whether it did.
@@ -65,7 +66,7 @@ class Predictor:
         *,
         dtype: torch.dtype | None = None,
         sizes: Sequence[int] = SIZES,
-        together: int = TOGETHER,
+        together: tuple[int, int] = TOGETHER,
         accelerate: Accelerate | None = None,
     ) -> None:
         members, sizes = _members(ensemble), _checked_sizes(sizes)
@@ -81,7 +82,7 @@ class Predictor:
         members: Sequence[nn.Module],
         plan: Plan,
         sizes: Sequence[int],
-        together: int,
+        together: tuple[int, int],
         accelerate: Accelerate | None,
     ) -> Eager | Captured:
         reduced = {"enabled": False} if self.dtype == torch.float32 else {"dtype": self.dtype}
