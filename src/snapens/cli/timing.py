@@ -10,6 +10,7 @@ from tyro.conf import Positional, subcommand
 from ..errors import ArgumentError
 from ..lab.recipe import Settings
 from ..storage import jsonfile
+from .evaluation import in_words
 from .interrupt import Interrupt
 from .options import Flag, Place, arg
 from .training import data_root, import_from_here
@@ -118,6 +119,8 @@ def bench_predict(options: BenchPredict) -> None:
             threshold = subject.ensemble.combination.exit_threshold
             numbers: dict[str, Any] = {"exit_threshold": threshold, "qualities": {}, "timings": []}
             found["networks"][name] = numbers
+            if options.run is not None:
+                console.print(in_words(subject.ensemble.combination, len(subject.ensemble.members)), soft_wrap=True)
             for what, quality in subject.qualities():
                 numbers["qualities"][what] = asdict(quality)
                 console.print(f"{name}, {what}: {quality}")

@@ -25,7 +25,7 @@ _EXAMPLE_ROWS = 2  # with which a changed network is checked
 _DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32, torch.bfloat16)}
 
 
-class Prediction(NamedTuple):
+class BatchPrediction(NamedTuple):
     """The prediction for a batch, on the device of the ensemble."""
 
     probabilities: Tensor
@@ -103,12 +103,14 @@ class Predictor:
         return isinstance(self._run, Captured)
 
     @torch.no_grad()
-    def __call__(self, inputs: Tensor) -> Prediction:
+    def __call__(self, inputs: Tensor) -> BatchPrediction:
         """The prediction for inputs (batch, …), on any device."""
         self._check(inputs)
         with self._on_device():
             parts = [self._run(part) for part in torch.split(inputs, self._largest)]
-        return Prediction(*(column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True)))
+        return BatchPrediction(
+            *(column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True))
+        )
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Make the GPU of the ensemble the current one: kernels are launched there."""

@@ -20,6 +20,7 @@ from ...ensemble import Ensemble
 from ...errors import ArgumentError
 from ...predict import Predictor
 from ...snapshots import Snapshots
+from ...storage import durable
 from ...weights import tensors
 from .. import data, nets
 from ..records.run import Run
@@ -164,7 +165,7 @@ def of_run(
     run = Run(path)
     inputs: dict[str, int] = {name: run.data[name] for name in ("channels", "features") if name in run.data}
     network = nets.of(run.recipe, len(run.data["classes"]), inputs)
-    combination = Combination.load(path) if (path / "combination.json").exists() else None
+    combination = Combination.load(path) if durable.exists(path / "combination.json") else None
     ensemble = Ensemble.load(path, network, combination=combination, device=device)
     if threshold is not None:
         ensemble.combination = replace(ensemble.combination, exit_threshold=threshold)
@@ -178,7 +179,7 @@ def of_run(
     examples = torch.cat(list(placed.batches(placed.data.test)))
     if len(examples) < max(batches):
         raise ArgumentError(
-            f"batches must be at most {len(examples)} (the test examples), got {max(batches)}: use less"
+            f"batches must be at most {len(examples)} (the test examples), got {max(batches)}: use smaller ones"
         )
     labels = torch.from_numpy(cast(np.ndarray[Any, Any], placed.data.test.labels)).to(device)
     return Subject(ensemble, _laid_out(examples), labels, batches, kernels)
