@@ -114,9 +114,9 @@ def test_rows_stop_early_in_every_batch_size_and_order_of_calls(dtype, together)
 
 
 def test_the_default_sizes_work_with_exit():
-    ensemble, x = ensemble_of(residual, 3, "cuda", exit_threshold=0.5, noise=0.2), images(1500)
+    ensemble, x = ensemble_of(Residual, 5, "cuda", **EXIT), images(1500)
     predict = Predictor(ensemble, x[:2])
-    for rows in (1, 33, 100, 700, 1500):
+    for rows in (33, 100, 700, 1500):
         assert_predicts(ensemble, x[:rows], predict(x[:rows]))
 
 
