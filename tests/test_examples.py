@@ -98,3 +98,9 @@ def test_a_fitted_combination_is_calibrated_and_needs_fewer_members(outputs):
     assert float(re.search(r"early exit: .*, ([\d.]+) members", shown)[1]) < 5
     nll = [float(found) for found in re.findall(r"test error .*, NLL ([\d.]+)", shown)]
     assert nll[1] < nll[0]
+
+
+def test_fast_prediction_is_that_of_the_ensemble_with_fewer_members(outputs):
+    shown = outputs["fast_prediction.py"].result()
+    assert 1 < float(re.search(r"with ([\d.]+) of 3 members", shown)[1]) < 2.5
+    assert float(re.search(r"predict: (.+)", shown)[1]) < 1e-4
