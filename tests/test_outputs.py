@@ -172,7 +172,7 @@ def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, mon
         raise OSError("no space left")
 
     monkeypatch.setattr(durable, "publish", full)
-    with pytest.raises(StoreError, match=r"outputs of the part 'other' could not be written .*no space left"):
+    with pytest.raises(StoreError, match=r"outputs of the part 'other' in .* could not be written \(no space left\)"):
         outputs(folder, 4, 8).save(folder, "other")
     assert Outputs.load(folder).steps == (4, 8)
 

@@ -25,6 +25,9 @@ except ImportError:  # Windows has no POSIX locks: there, nothing prevents a sec
 Content = Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
 """The content of a file: its chunks, or a function that writes into the open file."""
 
+SIZE_LIMIT = 1 << 28
+"""The largest size in bytes of a file that is read as a whole, such as a JSON file or a log."""
+
 _TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits
 _OWNER = re.compile(rb"[0-9]{0,20}")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
@@ -76,12 +79,22 @@ def _synced(file: BinaryIO) -> Digest:
 
 def write(path: Path, content: bytes) -> Path:
     """Publish a file that a user requested; create its folder if necessary."""
-    try:
+    with writing(path):
         make_folder(path.parent)
         publish(path, [content])
-    except OSError as error:
-        raise StoreError(f"{path} could not be written ({error}): free disk space, or choose another path") from error
     return path
+
+
+@contextmanager
+def writing(what: str | Path) -> Iterator[None]:
+    """Write something; an OSError becomes a StoreError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{what} could not be written ({error}); earlier files are intact: "
+            "free disk space, or choose another folder, then try again"
+        ) from error
 
 
 def make_folder(path: Path) -> None:
@@ -136,7 +149,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
         raise _unreadable(path, error) from error
 
 
-def contents(path: Path, limit: int) -> bytes:
+def contents(path: Path, limit: int = SIZE_LIMIT) -> bytes:
     """The bytes of a regular file of limited size."""
     with reading(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > limit:
@@ -248,12 +261,10 @@ class WriterLock:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
-            from torch import distributed as dist  # only now: some commands do not wait for torch
-
-            remedy = "wait until it ends or choose another folder"
-            if dist.is_available() and dist.is_initialized():
-                remedy += "; under DDP pass the wrapped model"
-            raise LockedError(f"{self._rule} process {owner}: {remedy}") from error
+            raise LockedError(
+                f"{self._rule} process {owner}: wait until it ends or choose another folder; "
+                "under DDP pass the wrapped model"
+            ) from error
 
     def _open(self) -> int:
         return own_file(str(self._path), os.O_RDWR | os.O_CREAT)

@@ -81,14 +81,14 @@ class Manifest:
 def read(path: Path) -> Sealed[Manifest]:
     """The manifest of a folder."""
     try:
-        return _parsed(path / "manifest.json", durable.contents(path / "manifest.json", jsonfile.SIZE_LIMIT))
+        return _parsed(path / "manifest.json", durable.contents(path / "manifest.json"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"store must be a folder that holds manifest.json, got {path}: check the path") from error
 
 
 @lru_cache(maxsize=8)  # readers read the disk each time
 def _parsed(path: Path, raw: bytes) -> Sealed[Manifest]:
-    return sealed.read(path, "manifest", Manifest, format_1=_format_1, raw=raw)
+    return sealed.decode(path, raw, "manifest", Manifest, format_1=_format_1)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
-from . import durable, jsonfile, manifest, sealed, tensorfile
+from . import durable, manifest, sealed, tensorfile
 from .generations import Generations
 from .manifest import FileRecord
 from .tensorfile import About, Spec, Stored
@@ -68,8 +68,8 @@ class PartFolder:
     @property
     def version(self) -> tuple[bytes, bytes]:
         """What the JSON files hold now; another version means that a writer replaced files."""
-        index = durable.contents(self.path, jsonfile.SIZE_LIMIT) if durable.exists(self.path) else b""
-        return durable.contents(self.folder / "manifest.json", jsonfile.SIZE_LIMIT), index
+        index = durable.contents(self.path) if durable.exists(self.path) else b""
+        return durable.contents(self.folder / "manifest.json"), index
 
     def labels(self) -> Stored:
         """The stored labels."""
@@ -117,14 +117,14 @@ class PartFolder:
     @cached_property
     def _index(self) -> Index | None:
         try:
-            return sealed.read(self.path, "outputs", Index, run=self._manifest.run).value
+            return sealed.decode(self.path, durable.contents(self.path), "outputs", Index, run=self._manifest.run).value
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
         path = self.folder / FORMAT_1
-        return tensorfile.entries(path) if durable.exists(path) else {}
+        return tensorfile.header(path)[0] if durable.exists(path) else {}
 
     @cached_property
     def _steps_1(self) -> list[int]:
@@ -140,7 +140,7 @@ class PartFolder:
     def _checked(self, record: FileRecord, step: int | None, kind: str, spec: Spec) -> Stored:
         path = self.path.parent / record.file
         durable.check(path, record.digest, self.path.name)
-        found = tensorfile.entries(path, About(self.run, kind, step)).get(kind)
+        found = tensorfile.header(path, About(self.run, kind, step))[0].get(kind)
         if found is None or Spec(found.dtype, found.shape) != spec:
             raise DamagedError(f"{path} must hold {kind} of shape {spec.shape}: restore the file")
         return found
@@ -150,7 +150,8 @@ def names(folder: Path) -> list[str]:
     """The parts with outputs in a run folder."""
     found = {path.stem for path in (folder / "outputs").glob("*.json")}
     if durable.exists(folder / FORMAT_1):
-        found |= {name.removesuffix("_labels") for name in tensorfile.entries(folder / FORMAT_1) if "_labels" in name}
+        of_format_1 = tensorfile.header(folder / FORMAT_1)[0]
+        found |= {name.removesuffix("_labels") for name in of_format_1 if name.endswith("_labels")}
     return sorted(found)
 
 
@@ -185,18 +186,13 @@ def _loaded(folder: Path, part: str, files: PartFolder) -> Loaded:
 
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
     """Write members of a part; only one writer at a time does so, and others wait for it."""
-    try:
+    with durable.writing(f"the outputs of the part {part!r} in {folder}"):
         durable.make_subfolder(folder / "outputs")
         lock = _lock(folder / "outputs" / "writer.lock")
         try:
             PartFolder(folder, part).put(members, labels, replace=replace)
         finally:
             lock.release()
-    except OSError as error:
-        raise StoreError(
-            f"the outputs of the part {part!r} could not be written to {folder} ({error}); "
-            "the earlier ones are intact: free disk space, then try again"
-        ) from error
 
 
 def _lock(path: Path) -> durable.WriterLock:

@@ -211,6 +211,14 @@ def test_a_log_that_cannot_be_read_or_is_too_large_is_an_error_of_our_own(tmp_pa
         run.note("trained", step=15)
 
 
+@pytest.mark.parametrize("content", [b"\n", b"[2]", b'{"event": "trained", "crc32": "00000000"}'])
+def test_a_log_without_its_head_is_damaged_and_not_empty(tmp_path, content):
+    run, _ = noted(tmp_path)
+    (tmp_path / "log.jsonl").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"log\.jsonl must"):
+        list(run.log())
+
+
 def test_a_log_that_became_a_symbolic_link_is_not_written_through(tmp_path):
     run, _ = noted(tmp_path / "run")
     outside, path = tmp_path / "outside", tmp_path / "run/log.jsonl"
@@ -299,7 +307,7 @@ def test_a_line_that_could_be_written_only_in_part_is_removed_by_the_next(tmp_pa
             raise OSError("no space left")
 
     monkeypatch.setattr("snapens.lab.records.log.open", Full, raising=False)
-    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\): free disk space"):
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\); .*: free disk space"):
         run.note("trained", step=15)
     monkeypatch.undo()
     run.note("failed", reason="no space left")
@@ -636,6 +644,22 @@ def test_members_whose_outputs_are_intact_are_found(tmp_path):
     (path,) = (tmp_path / "outputs").glob("test-step-*")
     flipped(path, -1)
     assert run.intact_outputs("test") == set()
+
+
+def test_outputs_that_the_disk_cannot_read_are_not_taken_for_absent(tmp_path, monkeypatch):
+    run, opened = begun(tmp_path), os.open
+    kept(tmp_path, 10)
+    run.add_outputs(10, {"held_out": (member(1), LABELS)})
+
+    def broken(path, *args, **options):
+        if str(path).endswith("held_out.json"):
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", broken)
+    with pytest.raises(StoreError, match=r"held_out\.json could not be read .*Input/output error"):
+        run.has_outputs("held_out")
+    assert not run.has_outputs("test")
 
 
 def test_probabilities_add_up_to_one_and_errors_are_counted_by_hand():
