@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..errors import DamagedError, StoreError
-from . import jsonfile
+from . import durable, jsonfile
 from .typed import UnknownFieldError, decoded
 
 FORMAT = 2
@@ -64,7 +64,7 @@ def decode(
         previous = path.with_suffix(".previous.json")
         remedy = f"copy the previous version, {previous.name}, over it"
         raise DamagedError(
-            f"{path} must be unaltered, got {error}: {remedy if previous.exists() else 'restore the file'}"
+            f"{path} must be unaltered, got {error}: {remedy if durable.exists(previous) else 'restore the file'}"
         ) from error
 
 

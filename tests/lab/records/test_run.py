@@ -646,6 +646,31 @@ def test_members_whose_outputs_are_intact_are_found(tmp_path):
     assert run.intact_outputs("test") == set()
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("outputs.safetensors", lambda run: run.adopt_outputs(["test"])),
+        ("manifest.json", lambda run: run.recipe),
+        ("state.previous.json", lambda run: run.state()),
+    ],
+)
+def test_a_disk_that_cannot_find_a_file_is_an_error_of_our_own(tmp_path, monkeypatch, name, read):
+    run, found = Run(tmp_path), Path.stat
+    if name == "state.previous.json":
+        run = begun(tmp_path)
+        run.save(state(4))
+        (tmp_path / "state/state.json").write_bytes(b"{")
+
+    def broken(path, **options):
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error")
+        return found(path, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    with pytest.raises(StoreError, match=rf"{name} could not be read .*Input/output error"):
+        read(run)
+
+
 def test_outputs_that_the_disk_cannot_read_are_not_taken_for_absent(tmp_path, monkeypatch):
     run, opened = begun(tmp_path), os.open
     kept(tmp_path, 10)

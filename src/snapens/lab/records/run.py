@@ -180,7 +180,7 @@ class Run:
     def adopt_outputs(self, names: Iterable[str]) -> None:
         """Rewrite intact outputs of format 1 in the current format, so that each belongs to its snapshot."""
         path = self.path / parts.FORMAT_1
-        if not path.exists():
+        if not durable.exists(path):
             return
         for part in names:
             files = parts.PartFolder(self.path, part)
@@ -237,7 +237,7 @@ class Run:
             return self._sealed("recipe", _About)
         except (FileNotFoundError, NotADirectoryError):
             remedy = "check the path"
-            if (self.path / "manifest.json").exists():
+            if durable.exists(self.path / "manifest.json"):
                 remedy = "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`"
             raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: {remedy}") from None
 
