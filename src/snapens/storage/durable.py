@@ -50,12 +50,11 @@ def publish(path: Path, content: Content) -> Digest:
     """
     temporary = path.with_name(f"{path.name}.{unique()}.part")
     try:
-        with open(temporary, "x+b", opener=_create) as file:
+        with open(temporary, "x+b") as file:  # exclusive creation follows no link
             if callable(content):
                 content(file)
             else:
-                for chunk in content:
-                    file.write(chunk)
+                file.writelines(content)
             file.flush()
             found = _synced(file)
         os.replace(temporary, path)
@@ -189,10 +188,6 @@ def check(path: Path, expected: Digest, named_by: str) -> None:
 def _digest(file: BinaryIO) -> Digest:
     file.seek(0)
     return Digest(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)  # type: ignore[arg-type]
-
-
-def _create(path: str, flags: int) -> int:
-    return os.open(path, flags | _NO_FOLLOW, 0o666)
 
 
 def _regular(path: str, flags: int) -> int:

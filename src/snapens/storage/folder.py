@@ -27,8 +27,7 @@ class Folder:
         self._generations = Generations(path / "manifest.json", self._files, r"step-\d{9,}")
         self._lock: durable.WriterLock | None = None
         self._written: Sealed[Manifest] | None = None  # only for a writer; readers read the disk each time
-        self._on_disk: dict[bytes, set[str]] = {}  # what this writer may have put into manifest.json
-        self._reserved: tuple[int, Path] | None = None
+        self._reserved = 0, self._files
         self._known: dict[str, tuple[dict[str, Stored], dict[str, Place]]] = {}  # files that were checked or written
 
     def open_to_write(self, resume: bool) -> None:
@@ -80,7 +79,7 @@ class Folder:
 
     def reserve(self, step: int) -> str:
         """The name of the file that the next commit will write if it has this step."""
-        if self._reserved is None or self._reserved[0] != step:
+        if self._reserved[0] != step or self._generations.may_list(self._reserved[1].name):
             self._reserved = step, self._generations.file(f"step-{step:09d}")
         return self._reserved[1].name
 
@@ -103,17 +102,13 @@ class Folder:
         items = _items(file, places, tensors, tied)
         with durable.writing(f"the snapshot of step {step} in {self.path}"):
             durable.make_subfolder(self._files)  # nobody replaced it by a link
-            self._generations.sweep(self._named_on_disk())  # files of a failed commit may fill the disk
+            self._generations.sweep(self._generations.listed())  # files of a failed commit may fill the disk
             digest = tensorfile.stream(self._files / file, specs, items, About(run, "snapshot", step), possible)
             self._known[file] = tensorfile.header(self._files / file)
             committed = Manifest((*base.value.snapshots, Record(file, digest, step, partial)))
-            content, files = committed.encode(run), _names(committed)
-            self._named_on_disk()  # again, because writing the tensors took time
-            self._on_disk[content] = files  # whether or not the commit returns
-            self._reserved = None  # from now on a manifest may name the file
-            self._generations.commit(content, files)
+            content = committed.encode(run)
+            self._generations.commit(content, _names(committed))
         self._written = Sealed(committed, run, content)
-        self._on_disk = {content: files}
 
     def rewind(self, step: int) -> None:
         """Discard the snapshots after `step`; the next commit removes their files. The others are checked."""
@@ -134,7 +129,7 @@ class Folder:
                 self._require_untouched()
                 durable.publish(path, [Manifest().encode(uuid.uuid4().hex)])
         self._written = found = manifest.read(self.path)
-        self._on_disk = {found.content: _names(found.value)}
+        self._generations.guard(self._lock, found.content, _names(found.value))
         self._generations.rest_on(found.content, _names(found.value))
 
     def _require_untouched(self) -> None:
@@ -157,18 +152,6 @@ class Folder:
                 f"{self.path} is open for reading only: let a SnapshotEnsembler write to it, or call open_to_write()"
             )
         return self._written
-
-    def _named_on_disk(self) -> set[str]:
-        """The files that the manifest on disk lists; the lock and the manifest must still be those of this writer."""
-        if self._lock is not None:
-            self._lock.ensure()  # the process may have dropped it
-        found = durable.contents(self.path / "manifest.json")
-        if found not in self._on_disk:
-            raise StoreError(
-                f"store must have one writer, but another process changed {self.path / 'manifest.json'}: "
-                "stop the other process, then resume this run from its checkpoint"
-            )
-        return self._on_disk[found]
 
     def _file(self, record: Record) -> tuple[dict[str, Stored], dict[str, Place]]:
         if record.file not in self._known:

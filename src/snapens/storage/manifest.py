@@ -15,9 +15,6 @@ from .typed import decoded
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-Elsewhere = dict[str, tuple[str, str]]
-"""Tensors of a snapshot that another name or an earlier file holds: name -> (file, name in that file)."""
-
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -38,12 +35,12 @@ class Record(FileRecord):
     """One snapshot: its completed step and its file.
 
     A partial snapshot holds only some of a model's tensors. The header of the file lists the tensors that are stored
-    elsewhere; `elsewhere` lists them for files of format 1.
+    elsewhere; `elsewhere` lists them for files of format 1: name -> (file, name in that file).
     """
 
     step: int
     partial: bool = False
-    elsewhere: Elsewhere = field(default_factory=dict)
+    elsewhere: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @cached_property
     def encoded(self) -> str:
@@ -95,7 +92,7 @@ def _parsed(path: Path, raw: bytes) -> Sealed[Manifest]:
 class _Record1:
     step: int
     file: str
-    shared: Elsewhere
+    shared: dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,10 @@ class PartFolder:
             spec = Spec(torch.float16, (index.examples, index.classes))
             return self._checked(record, record.step, "log_probabilities", spec)
         if self.is_format_1 and step in self._steps_1 and (rows := self._format_1.get(self.part)):
-            if len(rows.shape) != 3 or 0 in rows.shape or rows.shape[0] != len(self._steps_1):
-                raise DamagedError(f"{rows.path} must hold (members, examples, classes) of {self.part!r}: restore it")
+            if rows.dtype != torch.float16 or rows.shape[:-2] != (len(self._steps_1),) or 0 in rows.shape:
+                raise DamagedError(
+                    f"{rows.path} must hold float16 (members, examples, classes) of {self.part!r}: restore it"
+                )
             spec = Spec(rows.dtype, rows.shape[1:])
             return Stored(rows.path, rows.name, rows.offset + self._steps_1.index(step) * spec.nbytes, *spec)
         raise DamagedError(
@@ -94,8 +96,12 @@ class PartFolder:
             f"{step} are missing: save the outputs of all members again, or resume the run"
         )
 
-    def put(self, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
+    def put(
+        self, members: Mapping[int, Member], labels: NDArray[np.int64], lock: durable.WriterLock, *, replace: bool
+    ) -> None:
         """Write members, and drop all others if `replace`, or else those whose snapshot no longer exists."""
+        files = Generations(self.path, self.path.parent, rf"{self.part}-(labels|step-\d{{9,}})", previous=False)
+        files.guard(lock, self.version[1])
         index = None if replace else self._index
         alive = set(self.snapshots.values()) - {snapshot for snapshot, _ in members.values()}
         records = [record for record in (index.members if index else ()) if record.snapshot in alive]
@@ -105,7 +111,6 @@ class PartFolder:
                 f"labels and classes must be those of the outputs of {self.part!r} in {self.folder}, got others: "
                 "choose another part, or save all members again"
             )
-        files = Generations(self.path, self.path.parent, rf"{self.part}-(labels|step-\d{{9,}})", previous=False)
         held = index.labels if index and records else self._written(files, "labels", labels, None)
         for step, (snapshot, rows) in members.items():
             file = self._written(files, f"step-{step:09d}", rows, step)
@@ -155,33 +160,24 @@ def names(folder: Path) -> list[str]:
     return sorted(found)
 
 
-Loaded = tuple[tuple[tuple[str, int], ...], NDArray[np.float16], NDArray[np.int64]]
-
-
-def load(folder: Path, part: str) -> Loaded:
+def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[np.float16], NDArray[np.int64]]:
     """The (run, step) of all members, their log-probabilities (members, examples, classes), and the labels."""
     while True:
         files = PartFolder(folder, part)
         version = files.version
         try:
-            return _loaded(folder, part, files)
+            if not files.exists:
+                raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
+            if not files.snapshots:
+                raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
+            rows = [files.member(step) for step in files.snapshots]
+            found = np.empty((len(rows), *rows[0].shape), np.float16)
+            for row, stored in zip(found, rows, strict=True):
+                stored.read_into(row.data.cast("B"))
+            return tuple((files.run, step) for step in files.snapshots), found, files.labels().read().numpy()
         except DamagedError:
             if files.version == version:
                 raise  # otherwise a writer replaced the files in the meantime: read them again
-
-
-def _loaded(folder: Path, part: str, files: PartFolder) -> Loaded:
-    if not files.exists:
-        raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
-    if not files.snapshots:
-        raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
-    rows = [files.member(step) for step in files.snapshots]
-    if {(row.dtype, len(row.shape)) for row in rows} != {(torch.float16, 2)} or len({row.shape for row in rows}) > 1:
-        raise DamagedError(f"{folder} must hold float16 outputs of one shape for the part {part!r}: restore them")
-    found = np.empty((len(rows), *rows[0].shape), np.float16)
-    for row, stored in zip(found, rows, strict=True):
-        stored.read_into(row.data.cast("B"))
-    return tuple((files.run, step) for step in files.snapshots), found, files.labels().read().numpy()
 
 
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
@@ -190,7 +186,7 @@ def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray
         durable.make_subfolder(folder / "outputs")
         lock = _lock(folder / "outputs" / "writer.lock")
         try:
-            PartFolder(folder, part).put(members, labels, replace=replace)
+            PartFolder(folder, part).put(members, labels, lock, replace=replace)
         finally:
             lock.release()
 
