@@ -1,6 +1,7 @@
 """Faults at each file operation: nothing is lost, errors are our own, and doing it again succeeds."""
 
 import gc
+import shutil
 
 import pytest
 from disk import FAULTS, Disk, Killed
@@ -50,6 +51,7 @@ def assert_survives(scenario, folders, fault, at, before, after):
     assert look(path) == after[0]
     if fault.startswith("a kill"):  # otherwise files may stay until the next commit
         assert files(path) == after[1]
+    shutil.rmtree(path.parent)
 
 
 def close(target):
