@@ -27,7 +27,7 @@ class Folder:
         self._generations = Generations(path / "manifest.json", self._files, r"step-\d{9,}")
         self._lock: durable.WriterLock | None = None
         self._written: Sealed[Manifest] | None = None  # only for a writer; readers read the disk each time
-        self._reserved = 0, self._files
+        self._reserved = -1, self._files  # the step and the path of the next file
         self._known: dict[str, tuple[dict[str, Stored], dict[str, Place]]] = {}  # files that were checked or written
 
     def open_to_write(self, resume: bool) -> None:
