@@ -136,6 +136,16 @@ def exists(path: Path) -> bool:
     return True
 
 
+def listed(folder: Path) -> list[Path]:
+    """The content of a folder, by name; nothing if the folder does not exist."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file to read it; a missing file raises FileNotFoundError, another I/O error StoreError."""

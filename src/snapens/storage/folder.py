@@ -136,7 +136,7 @@ class Folder:
         """Reject a folder whose manifest was lost: with an empty one, the next commit would remove its snapshots."""
         previous = self._generations.previous
         named = previous is not None and durable.exists(previous)
-        if named or any(self._generations.owns(path.name) for path in self._files.iterdir()):
+        if named or any(self._generations.owns(path.name) for path in durable.listed(self._files)):
             remedy = "copy manifest.previous.json to manifest.json" if named else "restore it"
             raise DamagedError(
                 f"{self.path} contains snapshots, but manifest.json is missing: {remedy}, or choose another folder"

@@ -153,7 +153,7 @@ class PartFolder:
 
 def names(folder: Path) -> list[str]:
     """The parts with outputs in a run folder."""
-    found = {path.stem for path in (folder / "outputs").glob("*.json")}
+    found = {path.stem for path in durable.listed(folder / "outputs") if path.suffix == ".json"}
     if durable.exists(folder / FORMAT_1):
         of_format_1 = tensorfile.header(folder / FORMAT_1)[0]
         found |= {name.removesuffix("_labels") for name in of_format_1 if name.endswith("_labels")}

@@ -16,9 +16,9 @@ from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
 from snapens.lab.records import gallery
 from snapens.lab.records.curves import Between, Line
-from snapens.lab.records.run import Run, State
+from snapens.lab.records.run import Run, State, runs_in
 from snapens.outputs import Outputs
-from snapens.storage import durable, jsonfile, sealed
+from snapens.storage import durable, jsonfile, parts, sealed
 
 DATA = tiny.data().described()
 
@@ -669,6 +669,14 @@ def test_a_disk_that_cannot_find_a_file_is_an_error_of_our_own(tmp_path, monkeyp
     monkeypatch.setattr(Path, "stat", broken)
     with pytest.raises(StoreError, match=rf"{name} could not be read .*Input/output error"):
         read(run)
+
+
+@pytest.mark.parametrize("listing", [parts.names, runs_in])
+def test_a_folder_that_the_disk_cannot_list_is_not_taken_for_empty(tmp_path, monkeypatch, listing):
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.setattr(os, "listdir", failing(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StoreError, match=r"could not be read .*Input/output error"):
+        listing(tmp_path)
 
 
 def test_outputs_that_the_disk_cannot_read_are_not_taken_for_absent(tmp_path, monkeypatch):
