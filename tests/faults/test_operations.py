@@ -50,7 +50,8 @@ def assert_survives(scenario, folders, fault, at, before, after):
     close(target)
     assert look(path) == after[0]
     if fault.startswith("a kill"):  # otherwise files may stay until the next commit
-        assert files(path) == after[1]
+        unused = 0 if scenario.whole else 1  # no commit follows the last one of a run, whose clean-up was killed
+        assert all(after[1][name] <= count <= after[1][name] + unused for name, count in files(path).items())
     shutil.rmtree(path.parent)
 
 
