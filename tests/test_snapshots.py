@@ -447,6 +447,12 @@ def test_a_folder_that_becomes_a_symbolic_link_between_two_commits_is_not_writte
     folder.commit(8, state(2))
 
 
+def test_a_lock_that_is_a_link_to_itself_is_rejected(tmp_path):
+    (tmp_path / "writer.lock").symlink_to("writer.lock")
+    with pytest.raises(DamagedError, match=r"writer\.lock must be a regular file, got a symbolic link: remove"):
+        Snapshots(tmp_path).open_to_write()
+
+
 def test_a_lock_that_is_a_hard_link_to_another_file_is_rejected_and_not_overwritten(tmp_path):
     (tmp_path / "outside").write_bytes(b"mine")
     (tmp_path / "run").mkdir()

@@ -234,7 +234,7 @@ class WriterLock:
     _held: ClassVar[dict[tuple[int, Path], object]] = {}
 
     def __init__(self, path: Path) -> None:
-        self._path, held, mark = path, (os.getpid(), path.resolve()), object()
+        self._path, held, mark = path, (os.getpid(), path.parent.resolve() / path.name), object()
         if self._held.setdefault(held, mark) is not mark:  # one operation: two threads cannot both succeed
             raise LockedError(f"{self._rule} this process: close() that writer first")
         try:
