@@ -137,10 +137,10 @@ def exists(path: Path) -> bool:
 
 
 def listed(folder: Path) -> list[Path]:
-    """The content of a folder, by name; nothing if the folder does not exist."""
+    """The content of a folder, by name; nothing if there is no such folder."""
     try:
         return sorted(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise _unreadable(folder, error) from error
