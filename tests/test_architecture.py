@@ -12,6 +12,7 @@ ROOMS = {
     "errors": set(),
     "storage": {"storage"},
     "core": {"core", "storage"},
+    "export": {"core", "storage", "export"},
     "lab/recipe": {"core", "storage", "lab/recipe"},
     "lab/data": {"core", "storage", "lab/recipe", "lab/data"},
     "lab/nets": {"core", "lab/recipe", "lab/nets"},

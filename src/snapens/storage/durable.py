@@ -74,11 +74,11 @@ def _synced(file: BinaryIO) -> Digest:
         return digest()
 
 
-def write(path: Path, content: bytes) -> Path:
+def write(path: Path, content: bytes | Content) -> Path:
     """Publish a file that a user requested; create its folder if necessary."""
     try:
         make_folder(path.parent)
-        publish(path, [content])
+        publish(path, [content] if isinstance(content, bytes) else content)
     except OSError as error:
         raise StoreError(f"{path} could not be written ({error}): free disk space, or choose another path") from error
     return path
