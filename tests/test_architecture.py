@@ -16,7 +16,7 @@ ROOMS = {
     "lab/recipe": {"core", "storage", "lab/recipe"},
     "lab/data": {"core", "storage", "lab/recipe", "lab/data"},
     "lab/nets": {"core", "lab/recipe", "lab/nets"},
-    "lab/records": {"core", "storage", "lab/recipe", "lab/records"},
+    "lab/records": {"core", "storage", "lab/recipe", "lab/nets", "lab/records"},
     "lab/engine": {"core", "storage", "lab/recipe", "lab/data", "lab/nets", "lab/records", "lab/engine"},
     "lab/paper": {"core", "storage", "lab/recipe", "lab/records", "lab/paper"},
     "report": {"core", "storage", "lab/recipe", "lab/records", "lab/paper", "report"},
