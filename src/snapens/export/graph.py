@@ -5,7 +5,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from ..batches import arguments, each, rows
 from ..ensemble import Ensemble
 from ..errors import ArgumentError, ExportError
 
-_CPU = torch.device("cpu")
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
@@ -26,7 +24,7 @@ class Graph(nn.Module):
     `example` is a batch of inputs for the model, as for `Ensemble.predict`: a tensor, a tuple, or a mapping of keyword
     arguments. Its tensors become the inputs, and other values constants. They are named after the parameters
     of the model's `forward`, or `inputs` names them. The first dimension of each tensor that has as many rows as the
-    first tensor is the batch; its size is free. `preprocess` is applied first; then `example` contains its arguments.
+    first tensor is the batch; its size is free. If the ensemble has a `preprocess` module, these are its inputs.
     """
 
     def __init__(
@@ -36,16 +34,15 @@ class Graph(nn.Module):
         *,
         inputs: Sequence[str] | None = None,
         prefixes: bool = False,
-        preprocess: nn.Module | None = None,
     ) -> None:
         super().__init__()
         _require_exportable(ensemble)
         # only the members in use; the ensemble may hold others, which must not become a part of the file
         self.members = nn.ModuleList(ensemble.members)
-        self.preprocess = None if preprocess is None else deepcopy(preprocess).eval()
+        self.preprocess = ensemble.preprocess
         self.prefixes = prefixes
         self._ensemble = (ensemble,)  # in a tuple: not a child
-        args, kwargs = arguments(example, _CPU)
+        args, kwargs = arguments(example, torch.device("cpu"))
         values: dict[int | str, Any] = dict([*enumerate(args), *kwargs.items()])
         self._constants = {place: value for place, value in values.items() if not isinstance(value, Tensor)}
         tensors = {place: value.detach() for place, value in values.items() if isinstance(value, Tensor)}
@@ -116,8 +113,6 @@ class Graph(nn.Module):
             values = self._constants | {place: inputs[name] for name, place in self._places.items()}
             args = tuple(values[place] for place in range(sum(isinstance(place, int) for place in values)))
             kwargs = {place: value for place, value in values.items() if isinstance(place, str)}
-            if self.preprocess is not None:
-                args, kwargs = arguments(self.preprocess(*args, **kwargs), _CPU)
             if not self.prefixes:
                 return self._ensemble[0](*args, **kwargs)
             found = [prediction for _, prediction in self._ensemble[0].anytime(*args, **kwargs)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..ensemble import Ensemble
 from ..errors import ExportError
@@ -27,7 +27,6 @@ def to_onnx(
     *,
     inputs: Sequence[str] | None = None,
     prefixes: bool = False,
-    preprocess: nn.Module | None = None,
     tolerance: float = 1e-5,
     about: card.About | None = None,
 ) -> Path:
@@ -35,12 +34,12 @@ def to_onnx(
 
     - `example` is a batch of inputs for the model, as for `Ensemble.predict`: a tensor, a tuple of arguments, or a
       mapping of keyword arguments. The batch size is free in the graph. The example itself is not stored.
-    - `inputs` names the inputs. By default they have the names of the model's arguments.
+    - `inputs` names the inputs. By default they have the names of the model's arguments, or of those of the ensemble's
+      `preprocess` module, which is a part of the graph.
     - The output is `probabilities` (batch, classes), with the weights and the temperature of the ensemble's
       combination; `mean` if the ensemble has no activation; the keys of the mapping that the model returns. All members
       are evaluated: a graph has no early exit.
     - With `prefixes`, the output is (members, batch, classes): row m − 1 is the prediction of the newest m members.
-    - `preprocess` is a module in front of the ensemble, for example one that normalises pixels.
     - `about` adds to the model card what the ensemble does not know: the data, the classes, measured outputs.
 
     The file is compared with PyTorch for three batch sizes before it gets its name. A difference above
@@ -51,7 +50,7 @@ def to_onnx(
     onnx, runtime = package("onnx", "export"), package("onnxruntime", "export")
     package("onnxscript", "export")  # torch imports it
     path = Path(path)
-    graph = Graph(ensemble, example, inputs=inputs, prefixes=prefixes, preprocess=preprocess)
+    graph = Graph(ensemble, example, inputs=inputs, prefixes=prefixes)
     model = _converted(graph)
     data = _external(model, path)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.export import ExportedProgram
 
 from ..ensemble import Ensemble
@@ -23,7 +22,6 @@ def to_program(
     *,
     inputs: Sequence[str] | None = None,
     prefixes: bool = False,
-    preprocess: nn.Module | None = None,
     tolerance: float = 1e-5,
     about: card.About | None = None,
 ) -> ExportedProgram:
@@ -34,13 +32,13 @@ def to_program(
 
     Examples:
         >>> from snapens import Snapshots
-        >>> model, snapshots = nn.Linear(4, 3), Snapshots()
+        >>> model, snapshots = torch.nn.Linear(4, 3), Snapshots()
         >>> snapshots.commit(8, model.state_dict())
         >>> program = to_program(Ensemble(snapshots, model), torch.zeros(2, 4))
         >>> program.module()(input=torch.zeros(7, 4)).shape
         torch.Size([7, 3])
     """
-    graph = Graph(ensemble, example, inputs=inputs, prefixes=prefixes, preprocess=preprocess)
+    graph = Graph(ensemble, example, inputs=inputs, prefixes=prefixes)
     program = graph.traced()
     program.example_inputs = None  # the file must not contain data of the user
     for node in program.graph.nodes:
