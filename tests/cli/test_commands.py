@@ -44,7 +44,10 @@ def test_the_help_names_every_command_and_the_version_flag(capsys):
     [
         (["trian"], "snapens: unknown command 'trian': did you mean train?\n"),
         (["paper", "lst"], "snapens: unknown command 'lst': did you mean list?\n"),
-        (["xyzzy"], "snapens: unknown command 'xyzzy': choose from bench, demo, export, paper, report, train\n"),
+        (
+            ["xyzzy"],
+            "snapens: unknown command 'xyzzy': choose from bench, combine, demo, evaluate, export, paper, report, train\n",
+        ),
     ],
 )
 def test_a_mistyped_command_gets_a_suggestion(capsys, typed, message):

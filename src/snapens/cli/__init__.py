@@ -16,6 +16,7 @@ from ..errors import ArgumentError, SnapensError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
+from .evaluation import Combine, Evaluate
 from .exporting import Export
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
@@ -172,6 +173,8 @@ class Snapens:
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Combine, subcommand("combine")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Export, subcommand("export")]
         | Annotated[Paper, subcommand("paper")]
