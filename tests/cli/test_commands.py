@@ -46,7 +46,8 @@ def test_the_help_names_every_command_and_the_version_flag(capsys):
         (["paper", "lst"], "snapens: unknown command 'lst': did you mean list?\n"),
         (
             ["xyzzy"],
-            "snapens: unknown command 'xyzzy': choose from bench, combine, demo, evaluate, export, paper, report, train\n",
+            "snapens: unknown command 'xyzzy': "
+            "choose from bench, combine, demo, evaluate, export, paper, report, train\n",
         ),
     ],
 )

@@ -83,7 +83,10 @@ def test_a_fitted_combination_is_used_and_named_and_last_replaces_it(images, tmp
     pixels = torch.from_numpy(tiny.data().test.pixels)
 
     main(command)
-    assert f"using {images.path}/combination.json" in capsys.readouterr().err
+    assert (
+        f"using {images.path}/combination.json: 2 of 2 members (steps 8, 16), temperature 0.500, no early exit"
+        in capsys.readouterr().err
+    )
     squared = stored_mean(images) ** 2
     found = torch.export.load("e.pt2").module()(pixels=pixels)
     np.testing.assert_allclose(found, squared / squared.sum(-1, keepdims=True), atol=2e-3)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional
-
+from .evaluation import Folder, in_words
 from .options import Flag, Place, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
@@ -24,7 +23,7 @@ _MOST_NUMBERS = 16  # of a mean in the model card
 class Export:
     """Write the ensemble of a run as one file, with a model card beside it."""
 
-    run: Annotated[Path, Positional, arg("RUN", "(required)")]
+    run: Folder
     """The run folder. The data set is not needed."""
     out: Place = None
     """The file. By default it has the name of the run folder and is in the current folder."""
@@ -74,8 +73,12 @@ def _combination(run: "Run", last: int | None) -> "Combination | None":
     path = run.path / "combination.json"
     if not durable.exists(path):
         return None if last is None else Combination.last(last)
-    sys.stderr.write(f"using {path}\n" if last is None else f"{path} is not used, because --last {last} was given\n")
-    return Combination.load(run.path) if last is None else Combination.last(last)
+    if last is not None:
+        sys.stderr.write(f"{path} is not used, because --last {last} was given\n")
+        return Combination.last(last)
+    found = Combination.load(run.path)
+    sys.stderr.write(f"using {path}: {in_words(found, len(run.snapshots.steps))}\n")
+    return found
 
 
 def _raw_examples(preprocessing: "Preprocessing") -> "Tensor":

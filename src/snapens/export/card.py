@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from .. import __version__
 from ..combination import Combination
 from ..errors import shortened
 from ..outputs import Outputs
-from ..quality import Answers, Score, blocks
+from ..prediction import Prediction
 from ..storage import durable
 from .graph import Graph
 
@@ -67,7 +66,7 @@ def _model(graph: Graph, combination: Combination, about: About) -> Iterator[str
     snapshots = _count(len(combination.members), "snapshot")
     runs = _count(len({run for run, _ in combination.members}), "training run")
     tempered = f", then the temperature {combination.temperature:g}" if combination.temperature != 1 else ""
-    what = "probabilities" if "mean" not in graph.outputs else "outputs"
+    what = "probabilities" if graph.activated else "outputs"
     lines = [
         f"Network: {about.network or 'not stated'}",
         f"Training data: {about.data or 'not stated'}",
@@ -92,7 +91,7 @@ def _quality(graph: Graph, combination: Combination, outputs: Sequence[Outputs])
         part = _PARTS.get(one.part or "", f"part {one.part!r}" if one.part else "examples of unknown origin")
         for m in range(1 if graph.prefixes else len(combination.members), len(combination.members) + 1):
             newest = replace(complete, members=complete.members[-m:], weights=complete.weights[-m:])
-            score, n = _score(one, newest), len(one.labels)
+            score, n = Prediction.of(one, newest).score, len(one.labels)
             rows.append(f"| {part} | {n:,} | {m} | {100 * score.error:.2f} % | {score.nll:.4f} | {score.ece:.4f} |")
     if not rows:
         yield "Not stated: there are no outputs of these members for labelled examples."
@@ -109,16 +108,6 @@ def _quality(graph: Graph, combination: Combination, outputs: Sequence[Outputs])
             "Held-out examples were not trained on, but the combination may have been fitted on them: "
             "their values may then be too good."
         )
-
-
-def _score(outputs: Outputs, combination: Combination) -> Score:
-    """The quality of a combination without early exit."""
-    found = Answers.empty(1, len(outputs.labels))
-    order = [outputs.members.index(member) for member in combination.members]
-    for rows, p in blocks(outputs.log_probabilities[order]):
-        mean = np.average(p, axis=0, weights=combination.shares) ** (1 / combination.temperature)
-        found.fill(0, rows, mean / mean.sum(-1, keepdims=True), outputs.labels[rows])
-    return found.scores[0]
 
 
 def _ports(graph: Graph, about: About) -> Iterator[str]:

@@ -40,7 +40,7 @@ class Graph(nn.Module):
         # only the members in use; the ensemble may hold others, which must not become a part of the file
         self.members = nn.ModuleList(ensemble.members)
         self.preprocess = ensemble.preprocess
-        self.prefixes = prefixes
+        self.prefixes, self.activated = prefixes, ensemble.activation is not None
         self._ensemble = (ensemble,)  # in a tuple: not a child
         args, kwargs = arguments(example, torch.device("cpu"))
         values: dict[int | str, Any] = dict([*enumerate(args), *kwargs.items()])
@@ -72,8 +72,7 @@ class Graph(nn.Module):
 
     def by_name(self, found: Any) -> dict[str, Tensor]:
         """The result of the graph as "probabilities" ("mean" without an activation), or the keys of a mapping."""
-        single = "mean" if self._ensemble[0].activation is None else "probabilities"
-        return {single: found} if isinstance(found, Tensor) else found
+        return {"probabilities" if self.activated else "mean": found} if isinstance(found, Tensor) else found
 
     def traced(self) -> ExportedProgram:
         """The graph as a program of `torch.export`, called by the names of its inputs."""
