@@ -220,6 +220,18 @@ def test_an_example_of_one_row_leaves_the_batch_size_free(mlp):
     np.testing.assert_allclose(found, mean_of(networks, x.double()), atol=1e-5)
 
 
+class Scaled(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+
+def test_a_tensor_with_another_number_of_rows_than_the_batch_keeps_its_shape():
+    ensemble, networks = ensemble_of(lambda: Scaled(5, 2))
+    x, scale = torch.randn(7, 5), torch.tensor([1.0, 2.0])
+    found = to_program(ensemble, (x[:1], scale)).module()(x=x, scale=scale)
+    np.testing.assert_allclose(found, mean_of(networks, x.double(), scale.double()), atol=1e-5)
+
+
 class Heads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -438,12 +450,26 @@ def test_an_operator_that_onnx_lacks_is_an_error_of_our_own(tmp_path):
         ([torch.randn(2, 5)], {}, "example must consist of tensors, numbers and strings, got a list as argument 0"),
         (torch.randn(2, 5), {"inputs": ["a", "b"]}, r"inputs must be 1 names, one per tensor of the example \(input\)"),
         (torch.randn(2, 5), {"inputs": "x"}, "inputs must be 1 names, .*got 'x'"),
+        (torch.randn(2, 5), {"inputs": ["probabilities"]}, "inputs must not have the name of an output, got 'probab"),
         (torch.randn(2, 5), {"inputs": ["1 a"]}, "inputs must be distinct names of letters, digits and _, got .'1 a'."),
     ],
 )
 def test_a_wrong_example_or_wrong_names_are_rejected(example, options, message, mlp):
     with pytest.raises(ArgumentError, match=message):
         to_program(mlp[0], example, **options)
+
+
+class Pair(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+def test_a_model_that_returns_a_tuple_is_rejected_as_by_the_ensemble():
+    ensemble, _ = ensemble_of(lambda: Pair(5, 2))
+    with pytest.raises(
+        ArgumentError, match=r"model must return a tensor, a mapping of tensors or something with .logits"
+    ):
+        to_program(ensemble, torch.randn(2, 5))
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript"])

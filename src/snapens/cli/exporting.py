@@ -30,8 +30,7 @@ class Export:
     format: Literal["onnx", "program"] = "onnx"
     """onnx: for onnxruntime and other runtimes; program: for PyTorch (torch.export)."""
     last: Annotated[int | None, arg("INT")] = None
-    """Use the last M snapshots with equal weights. By default combination.json if the run has one, else all
-    snapshots."""
+    """Use the last M snapshots with equal weights. By default combination.json, or all snapshots without it."""
     prefixes: Flag = False
     """Return the predictions of the newest 1, 2, … M snapshots, so that their number is chosen at run time."""
     raw_inputs: Flag = False

@@ -123,7 +123,10 @@ def _ports(graph: Graph, about: About) -> Iterator[str]:
     yield "\n".join(lines)
     yield f"Input format: {about.input_format or 'that of the network; not stated'}."
     if graph.prefixes:
-        yield "Row m − 1 of an output is the prediction of the newest m members; the last row is that of all members."
+        yield (
+            "Row m − 1 of an output is the prediction of the newest m members; the last row is that of all members. "
+            "A temperature is that of all members, also where fewer are used."
+        )
 
 
 def _code(path: Path, graph: Graph, kind: str) -> str:

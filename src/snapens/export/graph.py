@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ..batches import arguments, each, rows
+from ..batches import arguments, each
 from ..ensemble import Ensemble
-from ..errors import ArgumentError, ExportError
+from ..errors import ArgumentError, ExportError, SnapensError
 
 _CONSTANTS = (bool, int, float, str, type(None))
 
@@ -46,24 +46,24 @@ class Graph(nn.Module):
         values: dict[int | str, Any] = dict([*enumerate(args), *kwargs.items()])
         self._constants = {place: value for place, value in values.items() if not isinstance(value, Tensor)}
         tensors = {place: value.detach() for place, value in values.items() if isinstance(value, Tensor)}
-        self._places = _named(tensors, self.preprocess or ensemble.members[-1], inputs)
+        first = ensemble.members[-1] if self.preprocess is None else self.preprocess
+        self._places = _named(tensors, first, inputs)
         self.example = {name: tensors[place] for name, place in self._places.items()}
         _require_arguments(self._constants, self.example)
-        self.batch_size = next(len(tensor) for tensor in self.example.values() if tensor.ndim)
+        lengths = {name: len(tensor) for name, tensor in self.example.items() if tensor.ndim}
+        self.batch_size = next(filter(None, lengths.values()))
+        self.batch_inputs = {name for name, length in lengths.items() if length == self.batch_size}
         if self.batch_size == 1:  # torch.export treats a size of 1 as fixed
             self.example, self.batch_size = self.batch(2), 2
         self.__dict__["forward"] = self._forward()
         self.outputs = self._tried()
-
-    @property
-    def batch_inputs(self) -> set[str]:
-        """The names of the inputs whose first dimension is the batch."""
-        return {name for name, tensor in self.example.items() if tensor.ndim and len(tensor) == self.batch_size}
+        if both := self.example.keys() & self.outputs.keys():
+            raise ArgumentError(f"inputs must not have the name of an output, got {min(both)!r}: choose another name")
 
     def batch(self, size: int) -> dict[str, Tensor]:
         """Inputs with another number of rows, which are those of the example, repeated as needed."""
         index = torch.arange(size).flip(0) % self.batch_size
-        return {name: rows(tensor, index, self.batch_size) for name, tensor in self.example.items()}
+        return {name: value[index] if name in self.batch_inputs else value for name, value in self.example.items()}
 
     def predicted(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The predictions by name."""
@@ -125,6 +125,8 @@ class Graph(nn.Module):
         """The predictions for the example."""
         try:
             return self.predicted(self.example)
+        except SnapensError:
+            raise
         except Exception as error:  # a model raises anything
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.example.items())
             raise ArgumentError(
