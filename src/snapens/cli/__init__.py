@@ -61,6 +61,7 @@ class Flags(Settings):
     padding: Annotated[int | None, _optional("INT")] = None
     transforms: Annotated[tuple[str, ...] | None, _optional("[NAME ...]")] = None
     ema: Annotated[float | None, _optional("FLOAT")] = None
+    held_out: Annotated[int | None, _optional("INT")] = None
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,13 @@ class Train:
         """Train, then print the errors of the snapshots and of their ensembles."""
         from ..lab.records.run import Run
         from . import tables
-        from .training import show_report, train
+        from .training import Loader, show_report, train
 
-        recipe = self.settings.recipe()
+        recipe, load = self.settings.recipe(), Loader(self.training)
+        if self.settings.held_out is None:
+            recipe = load.with_held_out(recipe, self.out)
         out = self.out or Path("runs") / run_name(recipe)
-        status = train([(recipe, out)], self.training, curves=self.curves)
+        status = train([(recipe, out)], self.training, load, curves=self.curves)
         if status == 0:
             tables.run(Run(out))
             show_report([out])
