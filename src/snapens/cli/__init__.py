@@ -18,6 +18,7 @@ from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
 from .options import Flag, Place, TrainingOptions
 from .paper import Paper
+from .predicting import Predict
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class Snapens:
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Predict, subcommand("predict")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Paper, subcommand("paper")]
         | Annotated[Bench, subcommand("bench")]
