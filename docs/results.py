@@ -29,7 +29,7 @@ def pictures() -> dict[Path, bytes]:
         for name, network in FIGURES
     }
     drawn["picture.svg"] = overview(entries)
-    return {ROOT / "docs" / name: figures.svg(figure) for name, figure in drawn.items()}
+    return {ROOT / "docs" / name: style.saved(figure, "svg") for name, figure in drawn.items()}
 
 
 def overview(entries: ledger.Entries) -> object:

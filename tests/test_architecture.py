@@ -12,13 +12,14 @@ ROOMS = {
     "errors": set(),
     "storage": {"storage"},
     "core": {"core", "storage"},
+    "combine": {"core", "combine"},
     "lab/recipe": {"core", "storage", "lab/recipe"},
     "lab/data": {"core", "storage", "lab/recipe", "lab/data"},
     "lab/nets": {"core", "lab/recipe", "lab/nets"},
     "lab/records": {"core", "storage", "lab/recipe", "lab/nets", "lab/records"},
     "lab/engine": {"core", "storage", "lab/recipe", "lab/data", "lab/nets", "lab/records", "lab/engine"},
     "lab/paper": {"core", "storage", "lab/recipe", "lab/records", "lab/paper"},
-    "report": {"core", "storage", "lab/recipe", "lab/records", "lab/paper", "report"},
+    "report": {"core", "storage", "combine", "lab/recipe", "lab/records", "lab/paper", "report"},
 }
 """Each room, and the rooms that it may import from; all may import the errors, and the command line everything."""
 PACKAGES = {"cli": {"torch", "rich", "tyro"}}  # all others: torch and numpy
@@ -70,6 +71,11 @@ def test_only_the_command_line_prints():
 
 def test_the_package_and_its_schedules_load_without_torch():
     code = "import sys, snapens; snapens.CyclicCosine(4, 2); dir(snapens); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_combination_is_fitted_without_torch():
+    code = "import sys; from snapens import combine; combine.fit; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

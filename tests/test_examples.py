@@ -80,3 +80,10 @@ def test_recipes_from_python_are_trained_side_by_side(outputs):
 def test_an_example_is_short_and_has_its_own_test(path):
     assert len(path.read_text().splitlines()) < 60
     assert f'"{path.name}"' in Path(__file__).read_text()
+
+
+def test_a_fitted_combination_is_calibrated_and_needs_fewer_members(outputs):
+    shown = outputs["choose_and_calibrate.py"].result()
+    lower, error = map(float, re.search(r"temperature: NLL lower by ([\d.-]+) ± ([\d.]+)", shown).groups())
+    assert lower > 2 * error
+    assert float(re.search(r"fitted combination: .*, ([\d.]+) members", shown)[1]) < 5

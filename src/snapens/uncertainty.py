@@ -2,29 +2,33 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from . import metrics
 from .batches import scores
 from .ensemble import Ensemble
 from .pool import Pool
+from .prediction import tempered
+from .quality import Floats, Whole
 
 
-class Prediction(NamedTuple):
-    """The prediction for each example of a batch, on the CPU. Entropies are in nats."""
+class BatchPrediction(NamedTuple):
+    """The prediction for each example of a batch. Entropies are in nats."""
 
-    probabilities: Tensor
+    probabilities: Floats
     """(examples, classes)."""
-    entropy: Tensor
+    entropy: Floats
     """(examples,): the entropy of the probabilities."""
-    mutual_information: Tensor
-    """(examples,): the entropy of the members' mean minus their mean entropy, before the temperature."""
-    members_used: Tensor
-    """(examples,): the number of members that were evaluated; fewer than all only with an exit threshold."""
+    mutual_information: Floats
+    """(examples,): the entropy of the mean of the evaluated members minus their mean entropy."""
+    used: Whole
+    """(examples,): how many members were evaluated; fewer than all only with an exit threshold."""
 
 
 @torch.no_grad()
-def predict(ensemble: Ensemble, inputs: Tensor) -> Prediction:
+def predict(ensemble: Ensemble, inputs: Tensor) -> BatchPrediction:
     """The prediction of `ensemble.predict` for a classifier, with its uncertainty; members must be resident.
 
     Examples:
@@ -33,29 +37,24 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Prediction:
         >>> for step, bias in ((4, [0.0, 9.0]), (8, [9.0, 0.0])):  # two members that contradict each other
         ...     snapshots.commit(step, {"weight": torch.zeros(2, 1), "bias": torch.tensor(bias)})
         >>> found = predict(Ensemble(snapshots, model), torch.zeros(1, 1))
-        >>> found.probabilities, found.mutual_information, found.members_used
-        (tensor([[0.5000, 0.5000]]), tensor([0.6919]), tensor([2]))
+        >>> found.probabilities, found.mutual_information.round(4), found.used
+        (array([[0.5, 0.5]]), array([0.6919]), array([2]))
     """
     combination, pool = ensemble.combination, Pool(ensemble.combination.exit_threshold)
     if ensemble.preprocess is not None:
         inputs = ensemble.preprocess(inputs)
-    used = torch.zeros(len(inputs), dtype=torch.int64)
-    weights, entropies = torch.zeros(2, len(inputs))
+    used, weights, inside = np.zeros(len(inputs), np.int64), np.zeros(len(inputs)), np.zeros(len(inputs))
     for member, share in list(zip(ensemble.members, combination.shares, strict=True))[::-1]:
-        rows = torch.arange(len(inputs)) if pool.rows is None else pool.rows
+        rows = np.arange(len(inputs)) if pool.rows is None else pool.rows.numpy()
         if not len(rows):
             break
-        output = scores(member(inputs[rows.to(inputs.device)])).float().softmax(-1).cpu()
+        undecided = inputs if len(rows) == len(inputs) else inputs[torch.from_numpy(rows).to(inputs.device)]
+        output = scores(member(undecided)).float().softmax(-1).cpu()
         pool.add(output, share)
         used[rows] += 1
         weights[rows] += share
-        entropies[rows] += share * _entropy(output)
-    mean = pool.mean
-    information = (_entropy(mean) - entropies / weights).clamp(min=0)
-    temperature = combination.temperature
-    probabilities = mean if temperature == 1 else (mean.log() / temperature).softmax(-1)
-    return Prediction(probabilities, _entropy(probabilities), information, used)
-
-
-def _entropy(probabilities: Tensor) -> Tensor:
-    return torch.special.entr(probabilities).sum(-1)  # type: ignore[no-any-return]
+        inside[rows] += share * metrics.entropy(output)
+    mean = pool.mean.double().numpy()
+    probabilities = tempered(mean, combination.temperature)
+    information = np.maximum(metrics.entropy(mean) - inside / weights, 0)
+    return BatchPrediction(probabilities, metrics.entropy(probabilities), information, used)

@@ -114,7 +114,9 @@ def test_a_combination_is_used_and_said_and_easy_images_use_fewer_members(folder
     Combination(members, temperature=2.0, exit_threshold=threshold).save(run.path)
     assert main(["predict", "run", "images", "--format", "json"]) == 0
     out, err = capsys.readouterr()
-    assert err == f"using run/combination.json: 3 snapshots, temperature 2, early exit at {threshold:.4g}\n"
+    assert err.startswith(
+        "using run/combination.json: 3 of 3 members (steps 4, 8, 12), temperature 2.000, early exit at"
+    )
     used = np.array([row["members_used"] for row in json.loads(out)])
     assert np.array_equal(used == 1, (last >= threshold).numpy())
     reference = run.ensemble(combination=Combination.load(run.path)).predict([torch.from_numpy(PIXELS)])
@@ -127,7 +129,7 @@ def test_the_last_members_are_used_on_request_instead(folder, capsys):
     Combination.last(2).save(run.path)
     assert main(["predict", "run", "images", "--format", "json"]) == 0
     out, err = capsys.readouterr()
-    assert err == "using run/combination.json: the last 2 snapshots, temperature 1, no early exit\n"
+    assert err == "using run/combination.json: the last 2 of 3 members, temperature 1.000, no early exit\n"
     assert {row["members_used"] for row in json.loads(out)} == {2}
     assert main(["predict", "run", "images", "--format", "json", "--last", "1"]) == 0
     out, err = capsys.readouterr()
@@ -320,3 +322,21 @@ def test_a_bar_is_not_drawn_between_rows_on_the_same_terminal(folder, monkeypatc
     monkeypatch.setattr(predicting.sys.stderr, "isatty", lambda: err)
     assert main(["predict", "run", "images", "--format", form]) == 0
     assert drawn == [("images", 6, bar)]
+
+
+@pytest.mark.parametrize("side", [8, 90])
+def test_the_test_images_of_a_trained_run_are_predicted_as_its_evaluation_did(tmp_path, monkeypatch, capsys, side):
+    monkeypatch.chdir(tmp_path)
+    for part, count in (("train", 6), ("test", 3)):
+        for label in ("a", "b"):
+            (tmp_path / "own" / part / label).mkdir(parents=True)
+            for k in range(count):
+                pixels = np.random.default_rng([k, side]).integers(0, 256, (side + k % 2 * (side // 50), side, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "own" / part / label / f"{k}.png")
+    flags = "--network tiny:net --dataset folder --data own --epochs 2 --cycles 2 --batch 4 --out run --device cpu"
+    assert main(["train", *flags.split()]) == 0
+    shutil.rmtree("own/train")  # the data set is not needed
+    capsys.readouterr()
+    assert main(["predict", "run", "own/test", "--format", "json"]) == 0
+    found = [row["probability"] for row in read_json(capsys)]
+    assert found == pytest.approx(Run("run").outputs().probabilities.mean(0).max(-1), abs=2e-3)  # stored in float16

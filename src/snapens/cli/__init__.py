@@ -16,7 +16,8 @@ from ..errors import ArgumentError, SnapensError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
-from .options import Flag, Place, TrainingOptions
+from .evaluation import Combine, Evaluate
+from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
 
@@ -47,22 +48,18 @@ class Demo:
         return status
 
 
-def _optional(metavar: str) -> Any:
-    """Hide the default of a setting that is None by default; its help text describes the default."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-
-
 @dataclass(frozen=True)
 class Flags(Settings):
     """A network, a data set, a method and a budget."""
 
-    lr: Annotated[float | None, _optional("FLOAT")] = None
-    weight_decay: Annotated[float | None, _optional("FLOAT")] = None
-    momentum: Annotated[float | None, _optional("FLOAT")] = None
-    padding: Annotated[int | None, _optional("INT")] = None
-    transforms: Annotated[tuple[str, ...] | None, _optional("[NAME ...]")] = None
-    ema: Annotated[float | None, _optional("FLOAT")] = None
-    held_out: Annotated[int | None, _optional("INT")] = None
+    # the help texts describe the defaults of these
+    lr: Annotated[float | None, arg("FLOAT")] = None
+    weight_decay: Annotated[float | None, arg("FLOAT")] = None
+    momentum: Annotated[float | None, arg("FLOAT")] = None
+    padding: Annotated[int | None, arg("INT")] = None
+    transforms: Annotated[tuple[str, ...] | None, arg("[NAME ...]")] = None
+    ema: Annotated[float | None, arg("FLOAT")] = None
+    held_out: Annotated[int | None, arg("INT")] = None
 
 
 @dataclass(frozen=True)
@@ -97,11 +94,9 @@ class Train:
 class Report:
     """Write an HTML page about one run, or about several runs to compare."""
 
-    runs: Annotated[
-        tuple[Path, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
-    ]
+    runs: Runs
     """Run folders, or folders that contain run folders."""
-    focus: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    focus: Annotated[str | None, arg("NAME")] = None
     """The name of the run folder that the report is about. By default a Snapshot Ensemble with a matching baseline."""
     out: Place = None
     """The page, a file that ends in .html, or the folder for the page or its parts. By default the first run folder."""
@@ -182,6 +177,8 @@ class Snapens:
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
         | Annotated[Predict, subcommand("predict")]
+        | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Combine, subcommand("combine")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Paper, subcommand("paper")]
         | Annotated[Bench, subcommand("bench")]

@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-# the hint is what tyro adds in parentheses: "(default: None)" would say nothing
-Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+
+def arg(metavar: str | None = None, hint: str = "") -> Any:
+    """How an option is shown; the hint replaces what tyro adds in parentheses, such as "(default: None)"."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+
+
+Place = Annotated[Path | None, arg("PATH")]
+Flag = Annotated[bool, arg()]
+Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, arg("RUN [RUN ...]", "(required)")]
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class TrainingOptions:
     """Download the data set if it is missing and has a public URL."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one, else the CPU."""
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    threads: Annotated[int | None, arg("INT")] = None
     """The number of CPU threads. The default is torch's."""
     resume: Flag = False
     """Continue runs that were interrupted."""

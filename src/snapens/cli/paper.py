@@ -13,7 +13,7 @@ from tyro.conf import Positional, subcommand
 from ..errors import ArgumentError, StoreError
 from ..lab.paper import cells as paper
 from ..lab.recipe.value import unknown
-from .options import Flag, Place, TrainingOptions
+from .options import Flag, Place, Runs, TrainingOptions, arg
 
 if TYPE_CHECKING:
     from ..lab.paper.ledger import Entries
@@ -25,7 +25,7 @@ LEDGER = Path("results")
 class PaperList:
     """List the paper's numbers: published error, our error, time of a run."""
 
-    only: Annotated[str, Positional, tyro.conf.arg(metavar="[TEXT]", help_behavior_hint="")] = ""
+    only: Annotated[str, Positional, arg("[TEXT]")] = ""
     """List only the cells whose name contains this text."""
     ledger: Path = LEDGER
     """The folder of the ledger."""
@@ -47,9 +47,7 @@ class PaperList:
 class PaperRun:
     """Train the runs of some cells together; on a GPU, they share the device."""
 
-    cells: Annotated[
-        tuple[str, ...], Positional, tyro.conf.arg(metavar="CELL [CELL ...]", help_behavior_hint="(required)")
-    ]
+    cells: Annotated[tuple[str, ...], Positional, arg("CELL [CELL ...]", "(required)")]
     """Names of cells. `snapens paper list` shows them."""
     training: TrainingOptions
     out: Path = Path("runs/paper")
@@ -90,9 +88,7 @@ class PaperRun:
 class PaperRecord:
     """Add finished runs to the ledger; a cell of several seeds needs all of its runs."""
 
-    runs: Annotated[
-        tuple[Path, ...], Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
-    ]
+    runs: Runs
     """Run folders of any recipe."""
     commit: str
     """The git commit of the code that trained the runs."""
@@ -158,7 +154,7 @@ class PaperFigure:
     """The number of the figure. S: the panels of the supplement."""
     out: Place = None
     """The file to write, .svg or .png. By default figure-NAME.svg."""
-    network: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    network: Annotated[str | None, arg("STR")] = None
     """Draw the figure for this network instead of the paper's."""
     measured_only: Flag = False
     """Omit panels without measured values."""
@@ -167,17 +163,19 @@ class PaperFigure:
 
     def __call__(self) -> int:
         """Write the file and print its path."""
-        from ..report import figures
+        from ..lab.paper import figures as paper_figures
+        from ..report import figures, style
         from ..storage import durable
 
         out = self.out or Path(f"figure-{self.name}.svg")
-        if (form := figures.FORMATS.get(out.suffix[1:])) is None:
+        if out.suffix not in (".svg", ".png"):
             raise ArgumentError(f"out must end in .svg or .png, got {out}")
         _require_here(self.ledger)
         entries = _entries(self.ledger)
         drawn = figures.figure(self.name, entries, self.network, measured_only=self.measured_only)
-        sys.stdout.write(f"{durable.write(out, form(drawn))}\n")
-        network, known = self.network or figures.network(self.name), figures.measured_networks(self.name, entries)
+        sys.stdout.write(f"{durable.write(out, style.saved(drawn, out.suffix[1:]))}\n")
+        network = self.network or paper_figures.figure(self.name).network  # None: all networks
+        known = figures.measured_networks(self.name, entries)
         if network and known and network not in known:
             choices = " or ".join(f"--network {name}" for name in known)
             sys.stderr.write(f"nothing is measured for {network}, which figure {self.name} shows: use {choices}\n")

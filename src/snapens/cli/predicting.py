@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
 from tyro.conf import Positional
 
 from ..errors import ArgumentError
+from .evaluation import Folder, combination_of
+from .options import arg
 
 if TYPE_CHECKING:
     from ..combination import Combination
@@ -26,15 +27,13 @@ _COLUMNS = ("file", "class", "probability", "entropy", "mutual_information", "me
 class Predict:
     """Predict the classes of image files, or of the rows of a table, with a run."""
 
-    run: Annotated[Path, Positional, tyro.conf.arg(metavar="RUN")]
+    run: Folder
     """The run folder. The data set is not needed."""
-    files: Annotated[
-        tuple[Path, ...], Positional, tyro.conf.arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)")
-    ]
+    files: Annotated[tuple[Path, ...], Positional, arg("FILE [FILE ...]", "(required)")]
     """Image files or folders of them; for a run that was trained on a table, .csv or .npz files."""
     format: Literal["table", "csv", "json"] = "table"
     """table: for reading; csv or json: for other programs."""
-    last: Annotated[int | None, tyro.conf.arg(metavar="M", help_behavior_hint="")] = None
+    last: Annotated[int | None, arg("M")] = None
     """Use the last M snapshots with equal weights. By default combination.json if the run has one, else all
     snapshots."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -95,9 +94,8 @@ class _Predictor:
         if chunk.names:
             examples = torch.from_numpy(chunk.stacked()).to(self._device)
             found = predict(self._ensemble, examples)
-            probabilities, classes = found.probabilities.max(-1)
-            names = [self._classes[index] for index in classes.tolist()]
-            numbers = (probabilities, found.entropy, found.mutual_information, found.members_used)
+            names = [self._classes[index] for index in found.probabilities.argmax(-1)]
+            numbers = (found.probabilities.max(-1), found.entropy, found.mutual_information, found.used)
             for values in zip(chunk.names, names, *(column.tolist() for column in numbers), strict=True):
                 yield dict(zip(_COLUMNS, values, strict=True))
         for name, reason in chunk.failed.items():
@@ -115,27 +113,6 @@ class _Predictor:
                 f"images are cropped to their central square and resized to {side} × {side}, the size of the training "
                 f"images; {chunk.names[others[0]]} has {width} × {height} pixels"
             )
-
-
-def combination_of(run: "Run", last: int | None) -> "Combination | None":
-    """The last m members, or the combination in the run folder; None if there is neither. It says what is used."""
-    from ..combination import Combination
-    from ..storage import durable
-
-    path = run.path / "combination.json"
-    exists = durable.exists(path)
-    if last is not None:
-        if exists:
-            _say(f"{path} is not used, because --last {last} was given")
-        return Combination.last(last)
-    if not exists:
-        return None
-    found = Combination.load(run.path)
-    count = found.newest or len(found.members)
-    members = f"{'the last ' * (found.newest is not None)}{count} snapshot{'s' * (count > 1)}"
-    exit_ = "no early exit" if found.exit_threshold is None else f"early exit at {found.exit_threshold:.4g}"
-    _say(f"using {path}: {members}, temperature {found.temperature:.4g}, {exit_}")
-    return found
 
 
 @contextmanager

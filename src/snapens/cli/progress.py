@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,23 +17,17 @@ if TYPE_CHECKING:
 _BAR_SECONDS, _FIRST_LINE_SECONDS, _LINE_SECONDS = 0.2, 2.0, 15.0
 
 
-class Display:
-    """Shows a pack while it trains: bars on a terminal, lines elsewhere, and TensorBoard files if requested."""
-
-    def __init__(self, trainings: Sequence["Training"], tensorboard: "TensorBoard | None" = None) -> None:
-        shown = Bars(trainings) if sys.stderr.isatty() else Lines(trainings)
-        self._parts = [shown, *([tensorboard] if tensorboard else [])]
-
-    def __enter__(self) -> "Display":
-        return self
-
-    def __call__(self, training: "Training") -> None:
-        """Show that a run has advanced."""
-        for part in self._parts:
-            part(training)
-
-    def __exit__(self, *exception: object) -> None:
-        for part in self._parts:
+@contextmanager
+def display(
+    trainings: Sequence["Training"], tensorboard: "TensorBoard | None"
+) -> Iterator[Callable[["Training"], object]]:
+    """Show a pack while it trains; the result is called with a run that has advanced."""
+    shown = Bars(trainings) if sys.stderr.isatty() else Lines(trainings)
+    parts = [shown, tensorboard] if tensorboard else [shown]
+    try:
+        yield lambda training: [part(training) for part in parts]
+    finally:
+        for part in parts:
             part.close()
 
 
@@ -50,7 +45,12 @@ class Bars:
             TextColumn("{task.fields[left]} left"),
             console=Console(stderr=True),
         )
-        self._tasks = {id(training): self._added(training) for training in trainings}
+        self._tasks = {
+            id(run): self._progress.add_task(
+                run.run.path.name, total=run.total_steps, completed=run.completed, **_fields(run)
+            )
+            for run in trainings
+        }
         self._shown: dict[int, float] = {}
         self._progress.start()
 
@@ -64,11 +64,6 @@ class Bars:
     def close(self) -> None:
         """Leave the bars as they are."""
         self._progress.stop()
-
-    def _added(self, training: "Training") -> TaskID:
-        return self._progress.add_task(
-            training.run.path.name, total=training.total_steps, completed=training.completed, **_fields(training)
-        )
 
 
 class Lines:
@@ -180,11 +175,8 @@ class Counting:
 
 def _fields(training: "Training") -> dict[str, Any]:
     """What a bar or a line shows; before the first step, speed and time left are those of the rehearsed step."""
-    steps, left, speed = (
-        training.total_steps - training.completed,
-        training.seconds_left,
-        training.log.images_per_second,
-    )
+    steps, left = training.total_steps - training.completed, training.seconds_left
+    speed = training.log.images_per_second
     if left is None and training.rehearsal_seconds is not None:
         left = steps * training.rehearsal_seconds
     if speed is None and left:

@@ -108,7 +108,7 @@ def _train(jobs: Jobs, options: "TrainingOptions", load: Loader, curves: bool, i
     import torch  # only now: --help does not wait for it
 
     from ..lab.engine import pack
-    from .progress import Display, TensorBoard
+    from .progress import TensorBoard, display
 
     device = pack.chosen_device(options.device)
     _require_outside_images(jobs, data_root(options.data))
@@ -129,7 +129,7 @@ def _train(jobs: Jobs, options: "TrainingOptions", load: Loader, curves: bool, i
     )
     _warn_of_hours(trainings)
     try:
-        with interrupt.finish_step(), Display(trainings, tensorboard) as watch:
+        with interrupt.finish_step(), display(trainings, tensorboard) as watch:
             pack.train(trainings, watch, interrupt)
         if curves:
             _say("measuring the errors between the snapshots")

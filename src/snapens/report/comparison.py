@@ -40,15 +40,11 @@ def compare(accounts: Sequence[Account]) -> list[Method]:
 
 def _method(name: str, group: list[Account]) -> Method:
     seconds = [account.trace.seconds for account in group if account.trace.seconds is not None]
-    return Method(
-        name,
-        len(group),
-        Spread(tuple(account.single.error for account in group)),
-        Spread(tuple(account.ensemble.error for account in group)),
-        Spread(tuple(account.ensemble.nll for account in group)),
-        Spread(tuple(account.ensemble.ece for account in group)),
-        Spread(tuple(seconds) if len(seconds) == len(group) else ()),
+    last = Spread(tuple(account.single.error for account in group))
+    error, nll, ece = (
+        Spread(tuple(getattr(account.ensemble, metric) for account in group)) for metric in ("error", "nll", "ece")
     )
+    return Method(name, len(group), last, error, nll, ece, Spread(tuple(seconds) if len(seconds) == len(group) else ()))
 
 
 def _names(recipes: list[Recipe]) -> list[str]:

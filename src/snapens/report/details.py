@@ -98,7 +98,7 @@ class Details:
         """From a run folder, and the outputs for its test images with their quality."""
         curves = _intact(run.curves)
         between = curves if curves and curves.lines else None
-        held_out = _held_out(run)
+        held_out = run.outputs("held_out") if run.has_outputs("held_out") else None  # by the recipe or the data set
         chosen = quality if held_out is None else Quality.of(held_out.log_probabilities, held_out.labels)
         changes = _changes(account, quality.labels)
         return cls(
@@ -121,11 +121,6 @@ def _intact(read: Callable[[], T]) -> T | None:
     except DamagedError as error:
         log.warning("%s; the report leaves it out, and you may remove the file", error)
         return None
-
-
-def _held_out(run: Run) -> Outputs | None:
-    """The outputs for held-out images, whether the recipe or the data set held them out; None if there are none."""
-    return run.outputs("held_out") if run.has_outputs("held_out") else None
 
 
 def _reliability(answers: Answers, predictor: int) -> tuple[Bin, ...]:

@@ -44,7 +44,8 @@ class Difference:
     def chance(self) -> float:
         """The p-value of McNemar's exact test, one-sided: the chance of at least `more` if both were equally good."""
         n = self.more + self.fewer
-        return min(1.0, sum(exp(_log_of_half(n, k)) for k in range(self.more, n + 1)))
+        logs = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) - n * log(2) for k in range(self.more, n + 1))
+        return min(1.0, sum(map(exp, logs)))
 
     def __neg__(self) -> "Difference":
         return Difference(self.fewer, self.more, self.examples)
@@ -121,8 +122,3 @@ def _restarts(recipe: Recipe, member: int, members: int) -> Literal["none", "war
     if recipe.method.kind == "single":
         return "none"
     return "fresh" if any(recipe.method.begins_fresh(cycle) for cycle in range(member + 1, members)) else "warm"
-
-
-def _log_of_half(n: int, k: int) -> float:
-    """The logarithm of the binomial probability of k of n."""
-    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) - n * log(2)

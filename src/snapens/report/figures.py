@@ -86,11 +86,6 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
     return drawn
 
 
-def network(name: str) -> str | None:
-    """The network that the paper draws a figure for; None: all networks."""
-    return paper_figures.figure(name).network
-
-
 def measured_networks(name: str, entries: Entries) -> list[str]:
     """The networks of the paper for which at least one panel of a figure has measurements."""
     described, draws = paper_figures.figure(name), _LAYOUTS[name].draws
@@ -124,19 +119,6 @@ def _draw_panels(grid: Any, places: Sequence[tuple[Draw, Panel]], entries: Entri
         for axes in alike:
             axes.set_ylim(min(lows), max(highs))
     return evidence
-
-
-def svg(drawn: Any) -> bytes:
-    """A figure as SVG, the same bytes each time."""
-    return style.saved(drawn, "svg", salt="snapens")
-
-
-def png(drawn: Any) -> bytes:
-    """A figure as PNG, the same bytes each time."""
-    return style.saved(drawn, "png", salt="snapens")
-
-
-FORMATS = {"svg": svg, "png": png}
 
 
 def _panels(name: str, network: str | None) -> tuple[Panel, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import names
-from .tables import Row, Table, Value
+from .tables import Group, Row, Table, Value
 
 UNMEASURED = "–"
 _WHOSE = ["paper", "ours"]
@@ -43,11 +43,7 @@ _FIELDS = (
 def terminal(table: Table, most: int = 1000) -> str:
     """As aligned text, with the best values in brackets; columns beyond `most` characters continue below."""
     head = [["", "", *(text for name in table.columns for text in (name, ""))], ["", ""] + _WHOSE * len(table.columns)]
-    groups = [
-        [[group.network if k == 0 else "", row.method, *_shown(row, _TEXT)] for k, row in enumerate(group.rows)]
-        for group in table.groups
-    ]
-    blocks = [head, *groups]
+    blocks = [head, *(_lines(group, _TEXT) for group in table.groups)]
     widths = [max(map(len, column)) for column in zip(*(line for block in blocks for line in block), strict=True)]
     parts, columns = [], [0, 1]
     for k in range(2, len(widths), 2):
@@ -73,9 +69,7 @@ def markdown(table: Table) -> str:
     """As a GitHub Markdown table, with the best values in bold."""
     heads = [f"{name}, {whose}" for name in table.columns for whose in _WHOSE]
     lines = [["network", "method", *heads], ["---"] * (2 + len(heads))]
-    for group in table.groups:
-        for k, row in enumerate(group.rows):
-            lines.append([group.network if k == 0 else "", row.method, *_shown(row, _MARKDOWN)])
+    lines += [line for group in table.groups for line in _lines(group, _MARKDOWN)]
     note = _NOTE.format(best="Bold").replace("*", "\\*")
     return "\n".join([f"**Table {table.number}.** {table.title}", "", *map(markdown_row, lines), "", note, ""])
 
@@ -142,6 +136,11 @@ def latex(table: Table) -> str:
 
 
 FORMATS = {"terminal": terminal, "markdown": markdown, "csv": csv, "latex": latex}
+
+
+def _lines(group: Group, marks: _Marks) -> list[list[str]]:
+    """A line of texts per method; the first line names the network."""
+    return [["" if k else group.network, row.method, *_shown(row, marks)] for k, row in enumerate(group.rows)]
 
 
 def _shown(row: Row, marks: _Marks) -> list[str]:

@@ -34,10 +34,10 @@ def write(runs: Sequence[Run], path: Path, focus: str | None = None) -> Path:
 def render(runs: Sequence[Run], focus: str | None = None) -> str:
     """The page of some runs, the same for the same folders; names are shown as text, whatever they contain."""
     summary = summarise(runs, focus)
-    style, script = _resource("page.css"), _resource("page.js")
-    environment = package("jinja2", "report").Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=package("jinja2", "report").StrictUndefined
-    )
+    style, script, table = _resource("page.css"), _resource("page.js"), _shown_table(summary.details.exits)
+    jinja = package("jinja2", "report")
+    look = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined, **look)
     environment.filters |= {"percent": _percent, "decimal": _decimal, "signed": _signed, "duration": _duration}
     markup = package("markupsafe", "report").Markup
     page: str = environment.from_string(_resource("page.html.jinja")).render(
@@ -51,8 +51,8 @@ def render(runs: Sequence[Run], focus: str | None = None) -> str:
         few_examples=FEW_EXAMPLES,
         enough_to_choose=summary.details.evidence.examples >= verdict.FEW_EXAMPLES,
         thresholds=[f"{threshold:g}" for threshold in THRESHOLDS],
-        table=_shown_table(summary.details.exits),
-        data=markup(_script_json(_data(summary))),
+        table=table,
+        data=markup(_script_json({"table": table, "examples": _examples(summary)})),
         style=markup(style),
         script=markup(script),
         policy=_policy(style, script),
@@ -77,16 +77,15 @@ def _resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _data(summary: Summary) -> dict[str, Any]:
+def _examples(summary: Summary) -> list[dict[str, Any]]:
     """What the script looks up: numbers as they are shown, so that the script formats nothing."""
-    examples = [
+    return [
         {
             "means": [[found.name, _decimal(found.probability, 2), found.right] for found in example.means],
             "evaluated": example.evaluated,
         }
         for example in summary.details.examples
     ]
-    return {"table": _shown_table(summary.details.exits), "examples": examples}
 
 
 def _shown_table(exits: Exits) -> dict[str, list[list[str]]]:

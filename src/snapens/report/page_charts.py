@@ -1,6 +1,7 @@
 """The charts of a page: which there are, their titles, and a sentence for readers who cannot see them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ def draw(summary: Summary) -> dict[str, Chart]:
     if len(summary.focus.members) > 1:
         drawers += [_last_members, _early_exit, _correlation, _disagreement]
     if summary.details.between:
-        drawers += [_interpolated, _estimated]
+        drawers += [partial(_lines, statistics=statistics) for statistics in ("interpolated", "estimated")]
     with style.drawing():
         drawn = [drawer(summary) for drawer in drawers]
     return {chart.name: chart for chart in drawn}
@@ -110,15 +111,7 @@ def _matrix(name: str, title: str, values: Floats, form: str) -> Chart:
     return Chart(name, figure, title, f"Between pairs of snapshots: from {form.format(low)} to {form.format(high)}.")
 
 
-def _interpolated(summary: Summary) -> Chart:
-    return _lines(summary, "interpolated", "interpolated")
-
-
-def _estimated(summary: Summary) -> Chart:
-    return _lines(summary, "estimated", "re-estimated")
-
-
-def _lines(summary: Summary, statistics: str, words: str) -> Chart:
+def _lines(summary: Summary, statistics: str) -> Chart:
     figure, axes = _one()
     between = summary.details.between
     assert between is not None  # `draw` checks it
@@ -128,6 +121,7 @@ def _lines(summary: Summary, statistics: str, words: str) -> Chart:
         f"snapshot {line.snapshot}: at most {max(getattr(line, f'{statistics}_percent')):.2f} %"
         for line in between.lines
     )
+    words = {"interpolated": "interpolated", "estimated": "re-estimated"}[statistics]
     title = f"Error between the last snapshot and the earlier ones, BatchNorm statistics {words}"
     return Chart(statistics, figure, title, f"{'; '.join(highest)}.")
 

@@ -28,14 +28,17 @@ def pieces(runs: Sequence[Run], folder: Path, format: Format, focus: str | None 
 
 def tables(summary: Summary) -> dict[str, list[Row]]:
     """Every table of a report by name; the rows of a table have the same keys."""
-    details = summary.details
+    details, trace = summary.details, summary.focus.trace
     return {
         "answer": list(_answer(summary)),
         "verdict": [vars(finding) for finding in summary.findings],
         "runs": [_run(account) for account in summary.accounts],
         "methods": list(_methods(summary)),
         "differences": list(_differences(summary)),
-        "training": list(_training(summary.focus)),
+        "training": [
+            dict(zip(("step", "epoch", "lr", "loss"), row, strict=True))
+            for row in zip(trace.steps, trace.epochs, trace.rates, trace.losses, strict=True)
+        ],
         "snapshots": list(_snapshots(summary.focus)),
         "exits": list(_exits(summary)),
         "correlation": list(_pairs("correlation", details.quality.correlation)),
@@ -54,7 +57,7 @@ def tables(summary: Summary) -> dict[str, list[Row]]:
 def _contents(summary: Summary, form: Format) -> Iterator[tuple[str, bytes]]:
     if form in ("png", "svg"):
         for name, chart in page_charts.draw(summary).items():
-            yield name, chart.png() if form == "png" else chart.svg()
+            yield name, chart.saved(form)
         return
     for name, rows in tables(summary).items():
         if rows:
@@ -108,12 +111,6 @@ def _differences(summary: Summary) -> Iterator[Row]:
                     yield {"predictor": predictor, "run": account.name, "other": other, **values}
 
 
-def _training(account: Account) -> Iterator[Row]:
-    trace = account.trace
-    for step, epoch, rate, loss in zip(trace.steps, trace.epochs, trace.rates, trace.losses, strict=True):
-        yield {"step": step, "epoch": epoch, "lr": rate, "loss": loss}
-
-
 def _snapshots(account: Account) -> Iterator[Row]:
     for k, step in enumerate(account.steps):
         alone = {f"{name}_alone": value for name, value in vars(account.members[k]).items()}
@@ -140,8 +137,8 @@ def _lines(summary: Summary) -> Iterator[Row]:
         return
     for line in between.lines:
         for share, *found in zip(between.last_share, line.interpolated_percent, line.estimated_percent, strict=True):
-            errors = dict(zip(("interpolated", "estimated"), (percent / 100 for percent in found), strict=True))
-            yield {"snapshot": line.snapshot, "lambda": share, **errors}
+            interpolated, estimated = (percent / 100 for percent in found)
+            yield {"snapshot": line.snapshot, "lambda": share, "interpolated": interpolated, "estimated": estimated}
 
 
 def _examples(summary: Summary) -> Iterator[Row]:

@@ -73,7 +73,7 @@ def figure(width: float = 350, height: float = 235) -> Any:
     return package("matplotlib.figure", "report").Figure(figsize=(width / 72, height / 72))
 
 
-def saved(drawn: Any, kind: str, salt: str) -> bytes:
+def saved(drawn: Any, kind: str, salt: str = "snapens") -> bytes:
     """A figure as "svg" or "png", the same bytes each time; `salt` keeps ids of different figures distinct."""
     content = io.BytesIO()
     with drawing():

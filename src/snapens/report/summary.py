@@ -36,16 +36,10 @@ class Summary:
     methods: tuple[Method, ...]
     findings: tuple[Finding, ...]
     basis: str
-
-    @property
-    def over_last(self) -> Difference:
-        """The ensemble's error minus that of the last snapshot."""
-        return Difference.of(self.focus.wrong[1], self.focus.wrong[0])
-
-    @property
-    def over_baseline(self) -> Difference | None:
-        """The ensemble's error minus that of the baseline's last snapshot."""
-        return _over(self.focus, self.baseline)
+    over_last: Difference
+    """The ensemble's test error minus that of the last snapshot."""
+    over_baseline: Difference | None
+    """The ensemble's test error minus that of the baseline's last snapshot."""
 
 
 def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
@@ -70,16 +64,19 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
         if run is chosen:
             details = Details.of(run, found[run], outputs, quality)
     accounts = tuple(found[run] for run in runs)
-    baseline = _baseline(found[chosen], accounts)
-    over = _over(found[chosen], baseline)
+    about = found[chosen]
+    baseline = _baseline(about, accounts)
+    over = None if baseline is None else Difference.of(about.wrong[1], baseline.wrong[0])
     return Summary(
-        found[chosen],
+        about,
         details,
         baseline,
         accounts,
         tuple(compare(accounts)),
         tuple(verdict(details.evidence, over and -over)),
         basis(details.evidence),
+        Difference.of(about.wrong[1], about.wrong[0]),
+        over,
     )
 
 
@@ -123,7 +120,3 @@ def _is_complete(run: Run) -> bool:
 def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
     singles = [one for one in accounts if one.complete and _is_baseline(one.recipe, focus.recipe)]
     return min(singles, key=lambda single: len(single.recipe.differences(focus.recipe)), default=None)
-
-
-def _over(focus: Account, baseline: Account | None) -> Difference | None:
-    return None if baseline is None else Difference.of(focus.wrong[1], baseline.wrong[0])

@@ -11,7 +11,6 @@ _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"#([\w.-]+)")
 _PLACES = {"fill": "f", "stroke": "s"}
 _REFERRING = ("href", "clip-path")
-_LEFT_TO_THE_PAGE = ("font-family",)
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,9 @@ class Chart:
     title: str
     description: str
 
-    def svg(self) -> bytes:
-        """The content of an SVG file."""
-        return style.saved(self.figure, "svg", self.name)
-
-    def png(self) -> bytes:
-        """The content of a PNG file."""
-        return style.saved(self.figure, "png", self.name)
+    def saved(self, kind: str) -> bytes:
+        """The content of a file, "svg" or "png"."""
+        return style.saved(self.figure, kind, self.name)
 
     def inline(self) -> str:
         """An `<svg>` element for a page.
@@ -38,7 +33,7 @@ class Chart:
         `style.COLOURS` also becomes a class, so that the style sheet of the page can change it.
         """
         ElementTree.register_namespace("", _SVG)
-        root = ElementTree.fromstring(self.svg())
+        root = ElementTree.fromstring(self.saved("svg"))
         for element in root.iter():
             for child in list(element):
                 if child.tag in (f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"):
@@ -55,18 +50,17 @@ class Chart:
         root.set("class", "chart")
         root.set("role", "img")
         root.set("aria-labelledby", f"{self.name}-title {self.name}-description")
-        for place, (kind, text) in enumerate((("title", self.title), ("desc", self.description))):
-            element = ElementTree.Element(f"{{{_SVG}}}{kind}")
-            element.set("id", f"{self.name}-{'title' if kind == 'title' else 'description'}")
-            element.text = text
-            root.insert(place, element)
+        for tag, name in (("desc", "description"), ("title", "title")):
+            element = ElementTree.Element(f"{{{_SVG}}}{tag}", id=f"{self.name}-{name}")
+            element.text = getattr(self, name)
+            root.insert(0, element)
 
 
 def _without_style(element: ElementTree.Element) -> None:
     classes = []
     for declaration in element.attrib.pop("style", "").split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
-        if not key or key in _LEFT_TO_THE_PAGE:
+        if key in ("", "font-family"):  # the page sets the font
             continue
         element.set(key, value)
         if key in _PLACES and value in style.COLOURS:

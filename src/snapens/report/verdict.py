@@ -26,7 +26,6 @@ FAR_BETTER = 0.2
 """The relative reduction of a guess's error from which a difference that may be noise means too few examples, rather
 than a network that has learned nothing."""
 _STANDARD_ERRORS = 2.0  # about CHANCE, for values that are not paired differences
-_SINGLE = "a single model trained equally long with the standard schedule"
 
 
 @dataclass(frozen=True)
@@ -102,11 +101,7 @@ def _gain(evidence: Evidence) -> Finding | None:
         f"error of all {members} together is {_percent(evidence.ensemble_errors[-1])}: {_lower(gain)}, with a paired "
         f"standard error of {_points(gain.standard_error)}."
     )
-    if gain.chance <= CHANCE:
-        return Finding("good", "The ensemble is better than its last snapshot, beyond noise.", reason)
-    if (-gain).chance <= CHANCE:
-        return Finding("warning", "The ensemble is worse than its last snapshot, beyond noise.", reason)
-    return Finding("note", "The ensemble is not measurably better than its last snapshot.", reason)
+    return _compared(gain, "its last snapshot", reason, "better")
 
 
 def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
@@ -117,11 +112,15 @@ def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
         f"The ensemble's test error is {_lower(under)} than that of the single model, with a paired standard error of "
         f"{_points(under.standard_error)}. Other seeds may give another result."
     )
-    if under.chance <= CHANCE:
-        return Finding("good", f"The ensemble is better than {_SINGLE}, beyond noise.", reason)
-    if (-under).chance <= CHANCE:
-        return Finding("warning", f"The ensemble is worse than {_SINGLE}, beyond noise.", reason)
-    return Finding("note", f"The ensemble is not measurably better or worse than {_SINGLE}.", reason)
+    return _compared(under, "a single model trained equally long with the standard schedule", reason)
+
+
+def _compared(gain: Difference, other: str, reason: str, unmeasured: str = "better or worse") -> Finding:
+    if gain.chance <= CHANCE:
+        return Finding("good", f"The ensemble is better than {other}, beyond noise.", reason)
+    if (-gain).chance <= CHANCE:
+        return Finding("warning", f"The ensemble is worse than {other}, beyond noise.", reason)
+    return Finding("note", f"The ensemble is not measurably {unmeasured} than {other}.", reason)
 
 
 def _unfinished(evidence: Evidence) -> Finding:

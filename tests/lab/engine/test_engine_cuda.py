@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),  # torch.compile's
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning"),
+    # torch.compile's too: it hides this warning by replacing showwarning, which is not called for errors
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

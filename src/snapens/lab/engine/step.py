@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...batchnorm import estimated_statistics
 from ...errors import ArgumentError, MismatchError
 from ...schedule import Schedule
 from ...weights import tensors
@@ -154,24 +154,12 @@ class TrainingStep:
             self.kept.train()
         return torch.cat(found).cpu()
 
-    @torch.no_grad()
     def estimate_statistics(self, examples: int) -> None:
         """Set the BatchNorm statistics of `kept` to plain averages over augmented examples, without dropout."""
-        norms = [module for module in self.kept.modules() if isinstance(module, _BatchNorm)]
-        momenta = [norm.momentum for norm in norms]
-        self.kept.eval()
-        try:
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # for torch, this means a plain average
-                norm.train()
+        with estimated_statistics(self.kept):
             for inputs in self.feed.sample(examples):
                 with self._precision():
                     self.kept(inputs)
-        finally:
-            self.kept.train()
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum
 
     def _log_probabilities(self, inputs: Tensor) -> Tensor:
         with self._precision():
