@@ -105,7 +105,7 @@ class Report:
 
     def __call__(self) -> int:
         """Write the page, or its parts, and print the paths."""
-        from ..lab.records.run import runs_in
+        from ..lab.records.runs import runs_in
         from ..report.page import write
         from ..report.pieces import Format, pieces
         from ..report.summary import with_data_of_focus
