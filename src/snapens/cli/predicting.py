@@ -58,8 +58,8 @@ class Predict:
         failed = 0
         with Interrupt():
             predictor = _Predictor(run, combination_of(run, self.last), self.device)
-            bar = sys.stderr.isatty() and not streams
-            with Counting("images" if count else "rows", count, bar=bar) as progress, _WRITERS[self.format]() as write:
+            shown = Counting("images" if count else "rows", count, bar=sys.stderr.isatty() and not streams)
+            with _WRITERS[self.format]() as write, shown as progress:  # the bar ends before a table is printed
                 for chunk in chunks(files, preprocessing, self.batch):
                     for row in predictor(chunk):
                         failed += "error" in row
