@@ -1,6 +1,7 @@
 """Fit a combination on held-out data: a calibrated temperature, and easy examples that stop after the first members."""
 
 import tempfile
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -40,10 +41,13 @@ ensemble.combination = combine.fit(outputs)
 ensemble.combination.save(folder)
 
 test_outputs = ensemble.outputs(test)
-plain, fitted = Prediction.of(test_outputs), Prediction.of(test_outputs, ensemble.combination)
-for name, found in (("mean of all members", plain), ("fitted combination", fitted)):
-    error, nll, ece = found.score.error, found.score.nll, found.score.ece
-    print(
-        f"{name}: test error {error:.1%}, NLL {nll:.2f}, calibration error {ece:.1%}, {found.used.mean():.1f} members"
-    )
-assert torch.equal(ensemble.predict(test).argmax(-1), torch.from_numpy(fitted.choice))  # the module does the same
+fitted = ensemble.combination
+for name, combination in (
+    ("mean of all members", None),
+    ("with the temperature", replace(fitted, exit_threshold=None)),
+    ("with early exit", fitted),
+):
+    found = Prediction.of(test_outputs, combination)
+    error, nll, used = found.score.error, found.score.nll, found.used.mean()
+    print(f"{name}: test error {error:.1%}, NLL {nll:.3f}, {used:.1f} members per example")
+assert torch.equal(ensemble.predict(test).argmax(-1), torch.from_numpy(found.choice))  # the module does the same

@@ -12,7 +12,13 @@ from snapens.cli import main
 
 COMMANDS = ["demo", "train", "predict", "evaluate", "combine", "report", "paper", "bench"]
 PAPER = ["list", "run", "record", "table", "figure"]
-ALL = [[], *([name] for name in COMMANDS), *(["paper", name] for name in PAPER)]
+BENCH = ["train", "predict"]
+ALL = [
+    [],
+    *([name] for name in COMMANDS),
+    *(["paper", name] for name in PAPER),
+    *(["bench", name] for name in BENCH),
+]
 
 
 @pytest.mark.parametrize("command", ALL, ids=" ".join)

@@ -88,8 +88,8 @@ def gains(
     """What each choice of `fit` gains, in the order in which they are made; the first is compared with the plain mean.
 
     A choice looks too good on the examples that it was fitted on. So everything is fitted on a random half and
-    measured on the other half, in both directions, and the results for all examples are averaged. Since half of the
-    examples choose slightly worse than all of them, the gains of `fit` itself are slightly larger.
+    measured on the other half, in both directions, and the results for all examples are averaged. Half of the
+    examples choose slightly worse than all of them, so the gains of `fit` itself tend to be slightly larger.
     """
     check_held_out(outputs)
     if len(outputs.labels) < 2:

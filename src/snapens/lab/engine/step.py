@@ -37,8 +37,8 @@ class TrainingStep:
 
     def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule) -> None:
         self.recipe, self.placed, self.device = recipe, placed, placed.device
-        self.network = self._network_on_device(cycle=0)
-        self.kept = self.network if recipe.averaging is None else self._network_on_device(cycle=0)
+        self.network = self._network_on_device()
+        self.kept = self.network if recipe.averaging is None else self._network_on_device()
         named = zip(tensors(self.kept).values(), tensors(self.network).values(), strict=True)
         pairs = {id(kept): (kept.detach(), live.detach()) for kept, live in named}.values()  # tied tensors once
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
@@ -52,7 +52,7 @@ class TrainingStep:
         self._keyed = [module for module in self.network.modules() if isinstance(module, KeyedDropout)]
         for module in self._keyed:
             module.key = self._key
-        self._twin = Twin(self.network, self._network_on_device(cycle=0)) if self.device.type == "cuda" else None
+        self._twin = Twin(self.network, self._network_on_device()) if self.device.type == "cuda" else None
         self._live = self._twin.network if self._twin else self.network
         self._parameters = dict(self.network.named_parameters())
         self.optimizer = recipe.optimizer.build(self._parameters, self.device)
@@ -208,8 +208,8 @@ class TrainingStep:
                 raise ArgumentError(f"transforms must suit the data ({described}), got {transform.kind}: remove it")
         return self.placed.data.transforms if chosen is None else chosen
 
-    def _network_on_device(self, cycle: int) -> nn.Module:
-        network = self._built(cycle).to(self.device)
+    def _network_on_device(self) -> nn.Module:
+        network = self._built(cycle=0).to(self.device)
         if self.recipe.network.name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
             nets.accelerate(network)
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
