@@ -14,8 +14,8 @@ from .prediction import tempered
 from .quality import Floats, Whole
 
 
-class BatchPrediction(NamedTuple):
-    """The prediction for each example of a batch. Entropies are in nats."""
+class Uncertainty(NamedTuple):
+    """The prediction for each example of a batch, and how uncertain it is. Entropies are in nats."""
 
     probabilities: Floats
     """(examples, classes)."""
@@ -28,7 +28,7 @@ class BatchPrediction(NamedTuple):
 
 
 @torch.no_grad()
-def predict(ensemble: Ensemble, inputs: Tensor) -> BatchPrediction:
+def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
     """The prediction of `ensemble.predict` for a classifier, with its uncertainty; members must be resident.
 
     Examples:
@@ -57,4 +57,4 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> BatchPrediction:
     mean = pool.mean.double().numpy()
     probabilities = tempered(mean, combination.temperature)
     information = np.maximum(metrics.entropy(mean) - inside / weights, 0)
-    return BatchPrediction(probabilities, metrics.entropy(probabilities), information, used)
+    return Uncertainty(probabilities, metrics.entropy(probabilities), information, used)
