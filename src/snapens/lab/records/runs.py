@@ -16,7 +16,8 @@ log = logging.getLogger("snapens")
 def runs_in(path: Path) -> list[Run]:
     """The run in a folder; if there is none, the runs in its sub-folders that have outputs, by name."""
     run = Run(path)
-    below = [] if run.exists else [Run(folder) for folder in durable.listed(path) if Run(folder).exists]
+    inside = [] if run.exists or path.is_file() else durable.listed(path)
+    below = [Run(folder) for folder in inside if Run(folder).exists]
     names = ("outputs", parts.FORMAT_1)
     with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
     for without in set(below) - set(with_outputs) if with_outputs else ():
