@@ -13,6 +13,7 @@ ROOMS = {
     "storage": {"storage"},
     "core": {"core", "storage"},
     "combine": {"core", "combine"},
+    "export": {"core", "storage", "export"},
     "predict": {"core", "predict"},
     "lab/recipe": {"core", "storage", "lab/recipe"},
     "lab/data": {"core", "storage", "lab/recipe", "lab/data"},

@@ -17,6 +17,7 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
 from .evaluation import Combine, Evaluate
+from .exporting import Export
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
@@ -143,6 +144,7 @@ class Snapens:
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Combine, subcommand("combine")]
         | Annotated[Report, subcommand("report")]
+        | Annotated[Export, subcommand("export")]
         | Annotated[Paper, subcommand("paper")]
         | Annotated[Bench, subcommand("bench")]
     )
