@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from .evaluation import Folder, in_words
+from .evaluation import Folder, combination_of
 from .options import Flag, Place, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from torch import Tensor
 
-    from ..combination import Combination
     from ..export import About
     from ..lab.recipe.preprocessing import Preprocessing
     from ..lab.records.run import Run
@@ -46,7 +45,7 @@ class Export:
 
         run = Run(self.run)
         import_from_here([run.recipe.network.name])
-        ensemble = run.ensemble(combination=_combination(run, self.last), raw=self.raw_inputs, device="cpu")
+        ensemble = run.ensemble(combination=combination_of(run, self.last), raw=self.raw_inputs, device="cpu")
         suffix = {"onnx": ".onnx", "program": ".pt2"}[self.format]
         path = self.out or Path(f"{run.path.resolve().name}{suffix}")
         example = _raw_examples(run.preprocessing)
@@ -62,22 +61,6 @@ class Export:
         )
         sys.stdout.write(f"{path}\n{export.card_path(path)}\n")
         return 0
-
-
-def _combination(run: "Run", last: int | None) -> "Combination | None":
-    """The last m members, or the combination in the run folder; None if there is neither. It says what is used."""
-    from ..combination import Combination
-    from ..storage import durable
-
-    path = run.path / "combination.json"
-    if not durable.exists(path):
-        return None if last is None else Combination.last(last)
-    if last is not None:
-        sys.stderr.write(f"{path} is not used, because --last {last} was given\n")
-        return Combination.last(last)
-    found = Combination.load(run.path)
-    sys.stderr.write(f"using {path}: {in_words(found, len(run.snapshots.steps))}\n")
-    return found
 
 
 def _raw_examples(preprocessing: "Preprocessing") -> "Tensor":

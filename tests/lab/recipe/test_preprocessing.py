@@ -15,6 +15,7 @@ ROWS = RowPreprocessing((1e6, 2.0), (0.5, 4.0))
 def test_pixels_are_normalised_and_their_channels_come_first():
     found = PIXELS(np.full((3, 2, 2, 3), (200, 100, 51), np.uint8))
     assert found.shape == (3, 3, 2, 2)
+    assert found.shape[1:] == PIXELS.input_shape
     assert found.dtype == torch.float32
     assert found[2, :, 1, 0].tolist() == pytest.approx([2.0, 2.0, 0.2])
 
@@ -22,6 +23,7 @@ def test_pixels_are_normalised_and_their_channels_come_first():
 def test_rows_are_standardised_in_float64():
     assert ROWS(np.array([[1e6 + 0.125, 4.0]])).tolist() == [[0.25, 0.5]]
     assert ROWS(np.array([[1_000_001, 0]])).tolist() == [[2.0, -0.5]]
+    assert ROWS.input_shape == (2,)
 
 
 @pytest.mark.parametrize("value", [PIXELS, ROWS])
@@ -37,7 +39,7 @@ def test_its_json_gives_it_back(value):
         ({"kind": "rows", "mean": [1], "deviation": ["1"]}, "deviation must be float, got '1'"),
         ({"kind": "rows", "mean": [], "deviation": []}, r"deviation must have one number per mean \(0\)"),
         ({"kind": "rows", "mean": [1, 2], "deviation": [1]}, r"deviation must have one number per mean \(2\)"),
-        ({"kind": "rows", "mean": [1], "deviation": [0]}, "deviation must be finite and greater than 0"),
+        ({"kind": "rows", "mean": [1], "deviation": [0]}, "deviation must be greater than 0"),
         ({"kind": "images", "mean": [1], "deviation": [1], "size": 0}, "size must be at least 1, got 0"),
         ({"kind": "images", "mean": [1], "deviation": [1], "size": 8, "crop": 1.5}, "crop must be more than 0 and at"),
     ],
@@ -48,7 +50,7 @@ def test_a_value_that_breaks_a_rule_is_rejected(content, message):
 
 
 def test_a_mean_that_is_not_finite_is_rejected():
-    with pytest.raises(ArgumentError, match="mean must be finite"):
+    with pytest.raises(ArgumentError, match="mean must be float, got 'nan'"):
         RowPreprocessing((float("nan"),), (1.0,))
 
 

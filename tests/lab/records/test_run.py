@@ -16,7 +16,8 @@ from snapens import Combination, Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
 from snapens.lab.records import gallery
 from snapens.lab.records.curves import Between, Line
-from snapens.lab.records.run import Run, State, runs_in
+from snapens.lab.records.run import Run, State
+from snapens.lab.records.runs import runs_in
 from snapens.outputs import Outputs
 from snapens.storage import durable, jsonfile, parts, sealed
 

@@ -225,7 +225,10 @@ def _resized(photo: Any, data: bytes, size: int, box: Box) -> Any:
 
 def _photo(data: bytes) -> Any:
     image = package("PIL.Image", "data")
-    photo = image.open(BytesIO(data))
+    try:
+        photo = image.open(BytesIO(data))
+    except image.UnidentifiedImageError as error:
+        raise DataError("not an image of a known format") from error
     limit = image.MAX_IMAGE_PIXELS  # Pillow only warns of images up to twice as large
     if limit is not None and photo.width * photo.height > limit:
         raise DataError(f"{photo.width} × {photo.height} pixels where at most {limit:,} are allowed")

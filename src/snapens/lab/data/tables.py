@@ -14,7 +14,7 @@ from ..recipe.transforms import Transform
 from .labels import checked_labels, digest, hold_out, numbered, require_both, require_labels, spread
 from .splits import stratified
 
-_TOO_LARGE = 1e30  # its square must not overflow, nor a standardised value in float32
+TOO_LARGE = 1e30  # its square must not overflow, nor a standardised value in float32
 
 if TYPE_CHECKING:
     import torch
@@ -134,10 +134,10 @@ def _rows(part: str, values: ArrayLike, labels: ArrayLike) -> Rows:
     if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "fiub":
         raise ArgumentError(f"x_{part} must be numbers (rows, features), got {found.dtype} of shape {found.shape}")
     found = found.astype(np.float64)
-    if len(bad := np.argwhere(~(np.abs(found) < _TOO_LARGE))):
+    if len(bad := np.argwhere(~(np.abs(found) < TOO_LARGE))):
         row, feature = bad[0]
         raise ArgumentError(
-            f"x_{part} must be numbers below {_TOO_LARGE:g}, got {found[row, feature]} in row {row}, feature {feature}"
+            f"x_{part} must be numbers below {TOO_LARGE:g}, got {found[row, feature]} in row {row}, feature {feature}"
             ": replace it or drop the row"
         )
     return Rows(found, checked_labels(f"y_{part}", labels, len(found)))

@@ -3,7 +3,6 @@
 It is stored with a run, so that every later prediction prepares examples as the run's evaluation did.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,17 +28,20 @@ class Preprocessing(Value, ABC):
     deviation: tuple[float, ...]
 
     def check(self) -> None:
-        """There is one deviation per mean; all are finite, and deviations are positive."""
+        """There is one deviation per mean, and deviations are positive."""
         count = len(self.mean)
         require(0 < count == len(self.deviation), "deviation", f"have one number per mean ({count})", self.deviation)
-        require(all(map(math.isfinite, self.mean)), "mean", "be finite", self.mean)
-        positive = all(0 < number < math.inf for number in self.deviation)
-        require(positive, "deviation", "be finite and greater than 0", self.deviation)
+        require(all(number > 0 for number in self.deviation), "deviation", "be greater than 0", self.deviation)
 
     @property
     @abstractmethod
     def inputs(self) -> dict[str, int]:
         """What the factory of a network needs to know: `channels` of an image, `features` of a row."""
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input of the network."""
 
     @abstractmethod
     def check_examples(self, examples: NDArray[Any]) -> None:
@@ -86,6 +88,11 @@ class ImagePreprocessing(Preprocessing):
         """The number of channels."""
         return {"channels": len(self.mean)}
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(channels, size, size)."""
+        return len(self.mean), self.size, self.size
+
     def check_examples(self, examples: NDArray[Any]) -> None:
         """Require uint8 pixels of the right size."""
         wanted = (self.size, self.size, len(self.mean))
@@ -114,6 +121,11 @@ class RowPreprocessing(Preprocessing):
     def inputs(self) -> dict[str, int]:
         """The number of features."""
         return {"features": len(self.mean)}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(features,)."""
+        return (len(self.mean),)
 
     def check_examples(self, examples: NDArray[Any]) -> None:
         """Require numbers, with the right number of features."""

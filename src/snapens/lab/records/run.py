@@ -1,6 +1,5 @@
 """Run folders: the recipe of a run, its log, its state, and the outputs of its members."""
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -10,9 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...combination import Combination
@@ -29,8 +26,6 @@ from .curves import Between
 from .log import Log
 from .state import State as State
 from .state import States
-
-log = logging.getLogger("snapens")
 
 T = TypeVar("T")
 
@@ -299,32 +294,3 @@ class Run:
             raise DamagedError(
                 f"{path} must have the SHA-256 in the log, but it was altered: restore it, or resume the run"
             )
-
-
-def runs_in(path: Path) -> list[Run]:
-    """The run in a folder; if there is none, the runs in its sub-folders that have outputs, by name."""
-    run = Run(path)
-    below = [] if run.exists else [Run(folder) for folder in durable.listed(path) if Run(folder).exists]
-    names = ("outputs", parts.FORMAT_1)
-    with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
-    for without in set(below) - set(with_outputs) if with_outputs else ():
-        log.warning("%s is skipped: it has no outputs of snapshots yet", without.path)
-    return with_outputs or below or [run]
-
-
-def same_data(run: Run, other: Run) -> bool:
-    """Whether two runs have the same classes and, where both describe them, the same test images."""
-    (classes, images), (other_classes, other_images) = (
-        (one.data.get("classes"), one.data.get("images", {}).get("test")) for one in (run, other)
-    )
-    return classes == other_classes and (not images or not other_images or images == other_images)
-
-
-def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
-    """Check that two runs, given with their test labels, were tested on the same images in the same order."""
-    # equal labels do not imply equal images: folders sorted by class often have equal labels
-    if not same_data(run, other) or not np.array_equal(labels, other_labels):
-        raise MismatchError(
-            f"runs must have been tested on the same images in the same order, but those of {run.path} and "
-            f"{other.path} differ: choose runs of one data set"
-        )
