@@ -5,7 +5,7 @@ from .budget import Budget
 from .dataset import Dataset
 from .methods import Grow, Single, SingleCycle, Snapshot
 from .network import Network
-from .objectives import CrossEntropy
+from .objectives import CrossEntropy, Distillation, Teacher
 from .optimizers import SGD, AdamW
 from .recipe import Recipe
 from .settings import Settings
@@ -20,6 +20,7 @@ __all__ = [
     "CrossEntropy",
     "Cutout",
     "Dataset",
+    "Distillation",
     "Grow",
     "Lighting",
     "Mirror",
@@ -29,4 +30,5 @@ __all__ = [
     "Single",
     "SingleCycle",
     "Snapshot",
+    "Teacher",
 ]
