@@ -16,6 +16,7 @@ from ..errors import ArgumentError, SnapensError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
+from .distillation import Distill
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
 
@@ -171,6 +172,7 @@ class Snapens:
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Distill, subcommand("distill")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Paper, subcommand("paper")]
         | Annotated[Bench, subcommand("bench")]
