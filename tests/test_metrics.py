@@ -1,8 +1,10 @@
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import entropy, pearsonr
-from sklearn.metrics import brier_score_loss, log_loss, zero_one_loss
+from sklearn.metrics import brier_score_loss, log_loss, recall_score, roc_auc_score, zero_one_loss
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from snapens import metrics
@@ -64,10 +66,35 @@ def test_ece_of_a_certain_and_right_model_is_zero():
     assert metrics.ece(np.eye(4), np.arange(4)) == 0
 
 
-def test_accuracy_at_coverage_by_hand():
-    p = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.4, 0.6]]
-    labels = [0, 1, 1, 0]  # by falling confidence: right, right, wrong, wrong
-    assert [metrics.accuracy_at_coverage(p, labels, c) for c in (0.01, 0.5, 0.75, 1.0)] == [1, 1, 2 / 3, 0.5]
+def test_the_risk_at_each_coverage_by_hand():
+    # by falling confidence: right, right, wrong, wrong
+    curve = metrics.risk_coverage([0.9, 0.8, 0.7, 0.6], [False, False, True, True])
+    assert curve.tolist() == pytest.approx([0, 0, 1 / 3, 1 / 2])
+    assert curve.mean() == pytest.approx((1 / 3 + 1 / 2) / 4)
+
+
+def test_the_risk_of_equal_confidences_is_the_mean_over_all_orders():
+    confidence, wrong = [0.9, 0.7, 0.7, 0.7, 0.2], [True, False, True, False, True]
+    curves = []
+    for middle in permutations(wrong[1:4]):
+        ordered = [wrong[0], *middle, wrong[4]]
+        curves.append([sum(ordered[:n]) / n for n in range(1, 6)])
+    assert metrics.risk_coverage(confidence, wrong) == pytest.approx(np.mean(curves, axis=0))
+
+
+def test_auroc_equals_scikit_learns_also_with_ties():
+    rng = np.random.default_rng(0)
+    positive = rng.random(300) < 0.3
+    for scores in (rng.normal(size=300) + positive, rng.integers(0, 5, 300) + positive, np.zeros(300)):
+        assert metrics.auroc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
+    assert metrics.auroc([1, 2, 3], [0, 0, 1]) == 1
+    assert metrics.auroc([1, 2, 3], [1, 0, 0]) == 0
+
+
+def test_the_error_of_each_class_is_one_minus_scikit_learns_recall(members, labels):
+    wrong = members[0].argmax(-1) != labels
+    expected = 1 - recall_score(labels, members[0].argmax(-1), average=None)
+    assert metrics.class_errors(wrong, labels, classes=7) == pytest.approx(expected)
 
 
 def test_correlation_equals_scipys(members):
@@ -97,6 +124,11 @@ def test_mutual_information_equals_scipys_entropies(members):
     assert (metrics.mutual_information(members[:1]) == 0).all()
 
 
+def test_entropy_equals_scipys(members):
+    assert metrics.entropy(members) == pytest.approx(entropy(members, axis=-1))
+    assert metrics.entropy([[1.0, 0.0]]).tolist() == [0]
+
+
 def test_tensors_of_any_float_type_are_taken(members, labels):
     p = torch.tensor(members, dtype=torch.float32)
     assert metrics.nll(p, torch.tensor(labels)) == pytest.approx(metrics.nll(members, labels), rel=1e-5)
@@ -117,8 +149,20 @@ def test_tensors_of_any_float_type_are_taken(members, labels):
         (lambda: metrics.error([[0.5, 0.5]], [0.0]), "labels must be whole numbers"),
         (lambda: metrics.error(np.empty((0, 2)), []), "at least one example"),
         (lambda: metrics.ece([[0.5, 0.5]], [0], bins=0), "bins must be at least 1, got 0"),
-        (lambda: metrics.accuracy_at_coverage([[0.5, 0.5]], [0], 0), "coverage must be more than 0"),
-        (lambda: metrics.accuracy_at_coverage([[0.5, 0.5]], [0], 1.01), "and at most 1, got 1.01"),
+        (lambda: metrics.auroc([0.5, 0.6], [1, 1]), "leave at least one, got 2 of 2"),
+        (lambda: metrics.auroc([0.5, 0.6], [0, 0]), "positive must mark at least one example"),
+        (lambda: metrics.auroc([0.5, np.nan], [0, 1]), "scores must be finite, one number per entry of positive (2,)"),
+        (lambda: metrics.auroc([], []), "positive must be true or false, one per example, got float64 of shape (0,)"),
+        (lambda: metrics.auroc([0.5, 0.6], [0]), "one number per entry of positive (1,), got (2,)"),
+        (lambda: metrics.auroc([0.5, 0.6], [0, 2]), "positive must be true or false"),
+        (
+            lambda: metrics.risk_coverage([[0.5]], [[1]]),
+            "wrong must be true or false, one per example, got int64 of shape (1, 1)",
+        ),
+        (lambda: metrics.risk_coverage([0.5], [0.5]), "wrong must be true or false"),
+        (lambda: metrics.class_errors([True], [0, 1], 2), "labels must be whole numbers from 0 to 1, one per entry"),
+        (lambda: metrics.class_errors([True], [2], 2), "got int64 of shape (1,) from 2 to 2"),
+        (lambda: metrics.class_errors([0.5], [0], 2), "wrong must be true or false, one per example"),
         (
             lambda: metrics.correlation([[0.5, 0.5]]),
             r"members must be (members, examples, classes), got the shape (1, 2)",

@@ -95,19 +95,61 @@ def confidence_bins(confidence: Floats, bins: int = 15) -> NDArray[np.int64]:
     return found
 
 
-def accuracy_at_coverage(probabilities: ArrayLike, labels: ArrayLike, coverage: float) -> Any:
-    """The accuracy on the most confident share of the examples (at least one); ties are broken by order.
+def class_errors(wrong: ArrayLike, labels: ArrayLike, classes: int) -> Floats:
+    """(classes,): the share of the examples of each class that is predicted wrongly; NaN for a class without examples.
 
     Examples:
-        >>> float(accuracy_at_coverage([[0.9, 0.1], [0.6, 0.4]], labels=[0, 1], coverage=0.5))
-        1.0
+        >>> class_errors([False, True, False, True], labels=[0, 1, 0, 0], classes=3).round(4)
+        array([0.3333, 1.    ,    nan])
     """
-    p, y = _checked(probabilities, labels)
-    if not 0 < coverage <= 1:
-        raise ArgumentError(f"coverage must be more than 0 and at most 1, got {coverage}")
-    order = np.argsort(-p.max(-1), axis=-1, kind="stable")
-    right = np.take_along_axis(p.argmax(-1) == y, order, axis=-1)
-    return right[..., : max(1, round(coverage * y.size))].mean(-1)
+    marked, y = _marks("wrong", wrong), np.asarray(labels)
+    if y.shape != marked.shape or not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= classes:
+        raise ArgumentError(
+            f"labels must be whole numbers from 0 to {classes - 1}, one per entry of wrong {marked.shape}, "
+            f"got {y.dtype} of shape {y.shape} from {y.min()} to {y.max()}"
+        )
+    count, found = np.bincount(y, minlength=classes), np.bincount(y, marked, minlength=classes)
+    errors: Floats = np.divide(found, count, out=np.full(count.shape, np.nan), where=count > 0)
+    return errors
+
+
+def risk_coverage(confidence: ArrayLike, wrong: ArrayLike) -> Floats:
+    """(examples,): the error on the n most confident examples, for n = 1 … N: the risk at coverage n / N.
+
+    Among examples of equal confidence, it is the mean over all orders. The mean of this curve is the area under
+    the risk-coverage curve (AURC) of selective prediction; lower is better.
+
+    Examples:
+        >>> risk_coverage([0.9, 0.6, 0.7, 0.5], wrong=[False, True, False, False]).round(4)
+        array([0.    , 0.    , 0.3333, 0.25  ])
+    """
+    score, errors = _scores_and_marks("confidence", confidence, "wrong", wrong)
+    _, group, count = np.unique(-score, return_inverse=True, return_counts=True)
+    expected = (np.bincount(group, errors) / count)[np.sort(group)]
+    found: Floats = np.cumsum(expected) / np.arange(1, score.size + 1)
+    return found
+
+
+def auroc(scores: ArrayLike, positive: ArrayLike) -> float:
+    """The probability that a positive example has a higher score than a negative one; a tie counts one half.
+
+    This is the area under the ROC curve. For detecting out-of-distribution examples or errors, the score is an
+    uncertainty (`entropy`, `mutual_information`), and these examples are the positive ones.
+
+    Examples:
+        >>> auroc([0.1, 0.4, 0.4, 0.8], positive=[False, False, True, True])
+        0.875
+    """
+    score, target = _scores_and_marks("scores", scores, "positive", positive)
+    positives = int(target.sum())
+    negatives = target.size - positives
+    if not positives or not negatives:
+        raise ArgumentError(
+            f"positive must mark at least one example and leave at least one, got {positives} of {target.size}"
+        )
+    _, group, count = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(count) - (count - 1) / 2)[group]  # from 1; equal scores share the mean of their ranks
+    return float((rank @ target - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def correlation(members: ArrayLike) -> Floats:
@@ -180,18 +222,41 @@ def mutual_information(members: ArrayLike) -> Floats:
         array([0.6931, 0.    ])
     """
     p = _members(members)
-    information: Floats = np.maximum(_entropy(p.mean(0)) - _entropy(p).mean(0), 0)
+    information: Floats = np.maximum(entropy(p.mean(0)) - entropy(p).mean(0), 0)
     return information
 
 
-def _entropy(p: Floats) -> Floats:
-    entropy: Floats = -np.sum(p * np.log(p, where=p > 0, out=np.zeros_like(p)), axis=-1)
-    return entropy
+def entropy(probabilities: ArrayLike) -> Floats:
+    """(…, examples): the entropy of each prediction, in nats: how uncertain it is.
+
+    Examples:
+        >>> entropy([[1.0, 0.0], [0.5, 0.5]]).round(4)
+        array([0.    , 0.6931])
+    """
+    p = _probabilities(probabilities)
+    found: Floats = np.maximum(-np.sum(p * np.log(p, where=p > 0, out=np.zeros_like(p)), axis=-1), 0)
+    return found
 
 
 def _of_label(p: Floats, y: NDArray[np.int64]) -> Floats:
     chosen: Floats = np.take_along_axis(p, np.broadcast_to(y, p.shape[:-1])[..., None], axis=-1)[..., 0]
     return chosen
+
+
+def _scores_and_marks(name: str, scores: ArrayLike, mark: str, marks: ArrayLike) -> tuple[Floats, Floats]:
+    x, marked = np.asarray(scores, dtype=np.float64), _marks(mark, marks)
+    if x.shape != marked.shape or not np.isfinite(x).all():
+        raise ArgumentError(f"{name} must be finite, one number per entry of {mark} {marked.shape}, got {x.shape}")
+    return x, marked
+
+
+def _marks(name: str, values: ArrayLike) -> Floats:
+    marked = np.asarray(values)
+    if marked.ndim != 1 or marked.size == 0 or not np.isin(marked, (0, 1)).all():
+        raise ArgumentError(
+            f"{name} must be true or false, one per example, got {marked.dtype} of shape {marked.shape}"
+        )
+    return marked.astype(np.float64)
 
 
 def _members(members: ArrayLike) -> Floats:

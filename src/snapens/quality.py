@@ -32,6 +32,15 @@ def blocks(log_probabilities: NDArray[np.float16]) -> Iterator[tuple[slice, Floa
         yield rows, p
 
 
+def prefix_means(members: Floats, weights: Floats | None = None) -> Iterator[Floats]:
+    """The (weighted) mean of the first 1, 2, … of (members, examples, classes), each a new array."""
+    total, weight = np.zeros_like(members[0]), 0.0
+    for member, share in zip(members, np.ones(len(members)) if weights is None else weights, strict=True):
+        total += share * member
+        weight += share
+        yield total / weight
+
+
 @dataclass(frozen=True)
 class Score:
     """The quality of one predictor: its error (a fraction), NLL (nats) and expected calibration error."""
@@ -108,10 +117,8 @@ class Quality:
             for k, member in enumerate(p):
                 alone.fill(k, rows, member, labels[rows])
             for together, ordered in ((first, p), (last, p[::-1])):
-                total = np.zeros_like(p[0])
-                for k, member in enumerate(ordered):
-                    total += member
-                    together.fill(k, rows, total / (k + 1), labels[rows])
+                for k, mean in enumerate(prefix_means(ordered)):
+                    together.fill(k, rows, mean, labels[rows])
             comoments += metrics.comoments(p)
         return cls(labels, alone, first, last, metrics.correlation_from(comoments))
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional
-
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Distillation, Snapshot
+from .evaluation import Folder
 from .options import Place, TrainingOptions, arg
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class Distill:
     """Train one network to imitate the ensemble of a run."""
 
-    run: Annotated[Path, Positional, arg("RUN", "(required)")]
+    run: Folder
     """The run folder of the teacher. The student has its data, transforms, optimizer and batch size."""
     epochs: Annotated[int, arg("INT", "(required)")]
     """The number of passes over the training examples."""
@@ -31,7 +30,7 @@ class Distill:
     """The number of the teacher's last snapshots to use. By default its combination.json, or all snapshots."""
     share: float = 0.9
     """The share of the imitation in the loss; the rest is the cross-entropy with the labels."""
-    temperature: float = 4.0
+    temperature: float = 2.0
     """The temperature that softens both predictions for the imitation."""
     cycles: int = 1
     """The number of cosine cycles, and of snapshots."""
@@ -63,10 +62,11 @@ class Distill:
     def _combination(self) -> "Combination | None":
         """The combination of the teacher's members; None for all of them."""
         from ..combination import Combination
+        from ..storage import durable
 
         if self.last is not None:
             return Combination.last(self.last)
-        if not (self.run / "combination.json").exists():
+        if not durable.exists(self.run / "combination.json"):
             return None
         sys.stderr.write(f"teacher: the members and weights in {self.run / 'combination.json'}\n")
         return Combination.load(self.run)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Column, Table
 
-from .. import metrics
 from ..lab.paper import cells as paper
 
 if TYPE_CHECKING:  # `paper list` does not wait for torch
@@ -42,15 +41,14 @@ def demo(single: "Run", snapshot: "Run") -> None:
 
 def distilled(student: "Run", teacher: "Run", combination: "Combination") -> None:
     """The student next to its teacher: the ensemble, and the last snapshot, which costs as much as the student."""
+    from ..prediction import Prediction
+
     run(student)
-    outputs, found = teacher.outputs(), student.outputs()
-    by_member = dict(zip(outputs.members, outputs.probabilities, strict=True))
-    shares = dict(zip(combination.members, combination.shares, strict=True))
-    mean = sum(share * by_member[member] for member, share in shares.items()) / sum(shares.values())
-    ensemble, last = 100 * metrics.error(mean, outputs.labels), 100 * outputs.member_errors[-1]
-    error = 100 * found.member_errors[-1]
+    outputs, members = teacher.outputs(), len(combination.members)
+    ensemble, last = 100 * Prediction.of(outputs, combination).score.error, 100 * outputs.member_errors[-1]
+    error = 100 * student.outputs().member_errors[-1]
     Console().print(
-        f"Test error of the teacher: last snapshot {last:.2f} %, ensemble of {len(shares)} snapshots {ensemble:.2f} %. "
+        f"Test error of the teacher: last snapshot {last:.2f} %, ensemble of {members} snapshots {ensemble:.2f} %. "
         f"Test error of the student: {error:.2f} %.\n"
         f"The student's error is {_points(ensemble - error)} than the ensemble's "
         f"and {_points(last - error)} than the last snapshot's.",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from ..lab.recipe.recipe import Recipe
-from ..lab.recipe.value import unknown
+from ..lab.recipe.value import look_up
 from ..lab.records.run import Run, require_same_test, same_data
 from ..quality import Quality
 from .account import Account
@@ -65,7 +65,8 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
             details = Details.of(run, found[run], outputs, quality)
     accounts = tuple(found[run] for run in runs)
     about = found[chosen]
-    baseline = _baseline(about, accounts)
+    singles = [one for one in accounts if one.complete and _is_baseline(one.recipe, about.recipe)]
+    baseline = min(singles, key=lambda single: len(single.recipe.differences(about.recipe)), default=None)
     over = None if baseline is None else Difference.of(about.wrong[1], baseline.wrong[0])
     return Summary(
         about,
@@ -94,9 +95,7 @@ def with_data_of_focus(runs: Sequence[Run], focus: str | None = None) -> list[Ru
 def _focus(runs: Sequence[Run], name: str | None) -> Run:
     names = {run.path.resolve().name: run for run in reversed(runs)}
     if name is not None:
-        if name not in names:
-            raise unknown("focus", name, names)
-        return names[name]
+        return look_up("focus", name, names)
 
     singles = [run.recipe for run in runs if run.recipe.method.kind == "single" and _is_complete(run)]
 
@@ -115,8 +114,3 @@ def _is_baseline(recipe: Recipe, focus: Recipe) -> bool:
 
 def _is_complete(run: Run) -> bool:
     return len(run.snapshots.steps) == run.recipe.method.cycles
-
-
-def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
-    singles = [one for one in accounts if one.complete and _is_baseline(one.recipe, focus.recipe)]
-    return min(singles, key=lambda single: len(single.recipe.differences(focus.recipe)), default=None)

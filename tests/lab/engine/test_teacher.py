@@ -177,8 +177,8 @@ def test_a_snapshot_that_the_teacher_does_not_have_is_rejected(teacher, tmp_path
 
 
 def test_an_unfinished_teacher_is_rejected(tmp_path):
-    looks = iter([False, False, True])
-    train(prepare([(tiny.recipe(), tmp_path)], tiny.load, CPU), stop=lambda: next(looks))
+    (training,) = prepare([(tiny.recipe(), tmp_path)], tiny.load, CPU)
+    train([training], stop=lambda: training.completed >= 10)
     run = Run(tmp_path)
     assert run.snapshots.steps == (10,)
     with pytest.raises(StoreError, match=f"teacher must be a finished run, got {tmp_path}: resume it to finish it"):

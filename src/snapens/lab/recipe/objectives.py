@@ -87,7 +87,7 @@ class Distillation(Objective):
     teacher: Teacher
     share: float = 0.9
     """The share of the divergence in the loss; the rest is the cross-entropy with the labels."""
-    temperature: float = 4.0
+    temperature: float = 2.0
 
     def check(self) -> None:
         """The share is more than 0 and at most 1; the temperature is positive."""

@@ -1,0 +1,63 @@
+"""The exit threshold: the confidence at which no further member needs to be evaluated."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..combination import Combination
+from ..errors import ArgumentError
+from ..outputs import Outputs
+from ..prediction import prefixes
+from ..quality import Answers, Floats, Whole
+from .held_out import check_held_out
+
+
+def exit_threshold(outputs: Outputs, combination: Combination | None = None, loss: float = 0.0) -> float | None:
+    """The lowest confidence at which early exit loses at most `loss` of the accuracy, a fraction.
+
+    Early exit is compared with the full combination on the same examples: its error may be higher by at most `loss`.
+    The difference does not fall steadily with the threshold, so every observed confidence is tried. None if no accepted
+    threshold saves work.
+
+    Examples:
+        >>> p = [[[0.3, 0.7], [0.9, 0.1], [0.9, 0.1]], [[0.6, 0.4], [0.8, 0.2], [0.9, 0.1]]]
+        >>> outputs = Outputs((("a", 4), ("a", 8)), np.log(p).astype(np.float16), labels=np.array([1, 0, 0]))
+        >>> round(exit_threshold(outputs), 2)  # the first example needs both members, the others do not
+        0.7
+    """
+    check_held_out(outputs)
+    if not 0 <= loss < 1:
+        raise ArgumentError(f"exit_loss must be at least 0 and less than 1 (a fraction), or None, got {loss!r}")
+    answers = prefixes(outputs, combination)
+    members, examples = answers.wrong.shape
+    if members == 1:
+        return None
+    confidence, saved, more_errors = _as_the_threshold_falls(answers)
+    below = np.append(confidence[1:], confidence[-1])
+    accepted = (more_errors <= loss * examples + 1e-9) & (saved > 0)
+    accepted[:-1] &= below[:-1] < confidence[:-1]  # examples of equal confidence exit together
+    if not accepted.any():
+        return None
+    lowest = int(np.flatnonzero(accepted)[-1])
+    return float((confidence[lowest] + below[lowest]) / 2)  # between two confidences: rounding cannot change an exit
+
+
+def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:
+    """All confidences, falling; and with a threshold at each: members saved, and errors of early exit minus all errors.
+
+    The confidence of the newest k members moves the exit of an example to k unless a smaller k was more confident.
+    """
+    members, examples = answers.wrong.shape
+    order = np.argsort(-answers.confidence[:-1], axis=0, kind="stable")  # of equal confidences, the smaller k first
+    after = np.minimum.accumulate(order, axis=0)
+    before = np.vstack([np.full(examples, members - 1), after[:-1]])
+    difference = answers.wrong.astype(np.int64) - answers.wrong[-1]
+    confidence = np.take_along_axis(answers.confidence, order, axis=0).ravel()
+    falling = np.argsort(-confidence, kind="stable")
+
+    def running(change: NDArray[np.int64]) -> Whole:
+        return np.cumsum(change.ravel()[falling])
+
+    def moved(values: Whole) -> Whole:
+        return running(np.take_along_axis(values, after, axis=0) - np.take_along_axis(values, before, axis=0))
+
+    return confidence[falling], running(before - after), moved(difference)

@@ -1,0 +1,15 @@
+"""Held-out outputs: the only ones on which anything is chosen."""
+
+from ..errors import ArgumentError
+from ..outputs import Outputs
+
+
+def check_held_out(outputs: Outputs) -> None:
+    """Reject the test part: a choice made on the test set makes its results there too good."""
+    if not isinstance(outputs, Outputs):
+        raise ArgumentError(f"outputs must be Outputs, got {outputs!r}: use ensemble.outputs(loader) or Outputs.load")
+    if outputs.part == "test":
+        raise ArgumentError(
+            "outputs must be those of held-out training data, got the part 'test': results on data that a choice was "
+            "made on are too good; hold out a part of the training data and pass its outputs"
+        )

@@ -1,0 +1,166 @@
+"""What `fit` chooses and what `gains` reports, against plain loops over the two halves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from snapens.combination import Combination
+from snapens.combine import exit_threshold, fit, fit_temperature, gains, greedy_weights, simplex_weights
+from snapens.combine.calibration import random_halves
+from snapens.combine.weights import true_class_probabilities
+from snapens.errors import ArgumentError
+from snapens.outputs import Outputs
+from snapens.prediction import Prediction
+
+
+def with_bad_first(make_outputs, examples=300):
+    """Outputs whose oldest member guesses."""
+    outputs = make_outputs(examples=examples, scale=2.0)
+    log_probabilities = outputs.log_probabilities.copy()
+    log_probabilities[0] = np.log(np.random.default_rng(9).dirichlet(np.ones(5), examples))
+    return replace(outputs, log_probabilities=log_probabilities)
+
+
+def test_by_default_the_temperature_and_the_exit_threshold_of_all_members_are_fitted(make_outputs):
+    outputs = make_outputs(examples=300, scale=3.0)
+    found = fit(outputs)
+    assert (found.members, found.weights) == (outputs.members, ())
+    assert found.temperature == fit_temperature(outputs)
+    assert found.exit_threshold == exit_threshold(outputs)
+    assert found.temperature > 1.5
+    assert found.exit_threshold is not None
+
+
+def test_nothing_is_fitted_that_is_not_requested(make_outputs):
+    outputs = make_outputs()
+    assert fit(outputs, temperature=False, exit_loss=None) == Combination(outputs.members)
+    assert fit(outputs, members=2, temperature=False, exit_loss=None) == Combination(outputs.members[2:])
+
+
+@pytest.mark.parametrize("members", ["last", "drop-early"])
+def test_an_early_member_that_guesses_is_left_out(make_outputs, members):
+    outputs = with_bad_first(make_outputs)
+    assert fit(outputs, members=members).members == outputs.members[1:]
+    assert fit(outputs, members=members).weights == ()
+
+
+def test_the_last_m_are_counted_in_each_run(make_outputs):
+    outputs = make_outputs(members=6, runs=2)
+    assert fit(outputs, members=1).members == (("run 0", 30), ("run 1", 30))
+
+
+def test_greedy_selection_gives_members_and_weights(make_outputs):
+    outputs = with_bad_first(make_outputs)
+    expected = greedy_weights(true_class_probabilities(outputs))
+    found = fit(outputs, members="greedy")
+    assert found.members == tuple(m for m, weight in zip(outputs.members, expected, strict=True) if weight)
+    assert found.weights == pytest.approx(expected[expected > 0])
+
+
+def test_simplex_weights_are_those_of_the_chosen_members(make_outputs):
+    outputs = with_bad_first(make_outputs)
+    expected = simplex_weights(true_class_probabilities(outputs)[2:])
+    assert fit(outputs, members=2, weights="simplex").weights == pytest.approx(expected)
+
+
+def test_a_member_of_weight_zero_is_not_in_the_combination(make_outputs):
+    outputs = make_outputs()
+    log_probabilities = outputs.log_probabilities.copy()
+    log_probabilities[0] = log_probabilities[0] * np.float16(0) - np.float16(np.log(5))  # equal probabilities
+    outputs = replace(outputs, log_probabilities=log_probabilities)
+    true_class = true_class_probabilities(outputs)
+    found = fit(outputs, weights="simplex")
+    assert len(found.members) == np.count_nonzero(simplex_weights(true_class))
+    assert sum(found.weights) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("members", [1, "all", "last", "greedy", "drop-early"])
+def test_one_member_is_enough(make_outputs, members):
+    outputs = make_outputs(members=1)
+    found = fit(outputs, members=members, weights="simplex")
+    assert (found.members, found.weights, found.exit_threshold) == (outputs.members, (), None)
+
+
+def test_each_gain_is_measured_on_the_half_that_was_not_fitted(make_outputs):
+    outputs = with_bad_first(make_outputs)
+    names = ("temperature", "members", "weights", "exit_threshold")
+    options = [
+        {"members": "all", "weights": "equal", "temperature": False, "exit_loss": None},
+        {"members": "all", "weights": "equal", "temperature": True, "exit_loss": None},
+        {"members": "drop-early", "weights": "equal", "temperature": True, "exit_loss": None},
+        {"members": "drop-early", "weights": "simplex", "temperature": True, "exit_loss": None},
+        {"members": "drop-early", "weights": "simplex", "temperature": True, "exit_loss": 0.02},
+    ]
+    half, rest = random_halves(300, splits=1, seed=3)
+    measured = []
+    for option in options:
+        nll, wrong, used = np.empty(300), np.empty(300), np.empty(300)
+        for fitted, other in ((half, rest), (rest, half)):
+            parts = [
+                Outputs(outputs.members, outputs.log_probabilities[:, rows], outputs.labels[rows])
+                for rows in (fitted, other)
+            ]
+            found = Prediction.of(parts[1], fit(parts[0], **option))
+            nll[other], wrong[other], used[other] = found.nll, found.wrong, found.used
+        measured.append((nll, wrong, used))
+    found = gains(outputs, members="drop-early", weights="simplex", exit_loss=0.02, seed=3)
+    assert tuple(gain.choice for gain in found) == names
+    for gain, before, now in zip(found, measured[:-1], measured[1:], strict=True):
+        for value, difference, k in ((gain.nll, gain.nll_gain, 0), (gain.error, gain.error_gain, 1)):
+            assert value == pytest.approx(now[k].mean())
+            gained = before[k] - now[k]
+            expected = (gained.mean(), gained.std(ddof=1) / np.sqrt(300))
+            assert tuple(difference) == pytest.approx(expected, abs=1e-12)
+        assert gain.used == pytest.approx(now[2].mean())
+
+
+def test_leaving_out_a_member_that_guesses_gains_measurably(make_outputs):
+    temperature, members, exits = gains(with_bad_first(make_outputs, examples=1000), members="last")
+    assert members.nll_gain.mean > 3 * members.nll_gain.standard_error
+    assert members.used == 3
+    assert temperature.error_gain == (0, 0)  # a temperature does not change the most probable class
+    assert exits.used <= 3
+
+
+def test_members_that_are_all_alike_gain_nothing_measurable_from_a_choice(make_outputs):
+    """On the examples that they were fitted on, weights always gain; on others they lose or gain within the noise."""
+    outputs = make_outputs(examples=100, members=6)
+    (weights,) = gains(outputs, weights="simplex", temperature=False, exit_loss=None)
+    assert weights.nll_gain.mean < 2 * weights.nll_gain.standard_error
+
+
+def test_nothing_fitted_has_no_gain(make_outputs):
+    assert gains(make_outputs(), temperature=False, exit_loss=None) == ()
+
+
+@pytest.mark.parametrize("function", [fit, gains])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"members": "best"}, "members must be a whole number, 'all', 'last', 'greedy' or 'drop-early', got 'best'"),
+        ({"members": True}, "got True"),
+        ({"members": [1]}, "got [1]"),
+        ({"members": 5}, "last must be between 1 and 4"),
+        ({"members": 0}, "last must be"),
+        ({"weights": "best"}, "weights must be 'equal' or 'simplex', got 'best'"),
+        ({"exit_loss": -0.1}, "exit_loss must be at least 0 and less than 1 (a fraction), or None, got -0.1"),
+    ],
+)
+def test_unknown_choices_are_rejected(make_outputs, function, options, words):
+    with pytest.raises(ArgumentError) as caught:
+        function(make_outputs(), **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [fit, gains])
+def test_nothing_is_chosen_on_the_test_set(make_outputs, function):
+    with pytest.raises(ArgumentError, match=r"got the part 'test': results on data .* hold out a part of the training"):
+        function(make_outputs(part="test"))
+    with pytest.raises(ArgumentError, match=r"outputs must be Outputs, got None: use ensemble\.outputs"):
+        function(None)
+
+
+def test_one_example_has_no_measurable_gain(make_outputs):
+    with pytest.raises(ArgumentError, match="at least 2 examples to measure gains, got 1"):
+        gains(make_outputs(examples=1))
