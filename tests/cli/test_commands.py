@@ -10,7 +10,7 @@ import pytest
 import snapens
 from snapens.cli import main
 
-COMMANDS = ["demo", "train", "evaluate", "combine", "distill", "report", "paper", "bench"]
+COMMANDS = ["demo", "train", "evaluate", "combine", "distill", "export", "report", "paper", "bench"]
 PAPER = ["list", "run", "record", "table", "figure"]
 BENCH = ["train", "predict"]
 ALL = [
@@ -52,8 +52,8 @@ def test_the_help_names_every_command_and_the_version_flag(capsys):
         (["paper", "lst"], "snapens: unknown command 'lst': did you mean list?\n"),
         (
             ["xyzzy"],
-            "snapens: unknown command 'xyzzy': choose from bench, combine, demo, distill, evaluate, paper, report, "
-            "train\n",
+            "snapens: unknown command 'xyzzy': "
+            "choose from bench, combine, demo, distill, evaluate, export, paper, report, train\n",
         ),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_mistyped_flag_gets_a_suggestion(capsys):
     assert "--epochs INT" in shown
 
 
-@pytest.mark.parametrize("command", [["--help"], ["paper", "list"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["--help"], ["export", "--help"], ["paper", "list"]], ids=" ".join)
 def test_help_and_the_list_of_cells_do_not_load_torch(command, tmp_path):
     code = f"""
 import sys

@@ -18,6 +18,7 @@ from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
 from .distillation import Distill
 from .evaluation import Combine, Evaluate
+from .exporting import Export
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
 from .timing import Bench
@@ -140,6 +141,7 @@ class Snapens:
         | Annotated[Combine, subcommand("combine")]
         | Annotated[Distill, subcommand("distill")]
         | Annotated[Report, subcommand("report")]
+        | Annotated[Export, subcommand("export")]
         | Annotated[Paper, subcommand("paper")]
         | Annotated[Bench, subcommand("bench")]
     )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DamagedError
+from ..lab.recipe.preprocessing import has_rows
 from ..lab.recipe.recipe import Recipe
 from ..lab.records.run import Run
 from ..lab.records.trace import Trace
@@ -62,7 +63,7 @@ class Account:
     @property
     def noun(self) -> str:
         """What the examples are called: images, or examples for the rows of a table."""
-        return "examples" if "features" in self.data else "images"
+        return "examples" if has_rows(self.data) else "images"
 
     @property
     def complete(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import ArgumentError
+from ..recipe.preprocessing import RowPreprocessing
 from ..recipe.transforms import Transform
 from .labels import checked_labels, digest, hold_out, numbered, require_both, require_labels, spread
 from .splits import stratified
@@ -60,12 +61,12 @@ class TableData:
         return {"features": self.train.values.shape[1]}
 
     @cached_property
-    def standard(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and deviation (features,) of the training rows; a constant feature becomes 0."""
+    def preprocessing(self) -> RowPreprocessing:
+        """The mean and the deviation of the training rows; a constant feature becomes 0."""
         values = self.train.values
         constant = values.max(0) == values.min(0)  # rounding may give it a deviation
         mean = np.where(constant, values[0], values.mean(0))
-        return mean, np.where(constant, 1.0, values.std(0))
+        return RowPreprocessing(tuple(mean.tolist()), tuple(np.where(constant, 1.0, values.std(0)).tolist()))
 
     def hold_out(self, count: int, seed: int) -> "TableData":
         """Move `count` training rows, drawn by `seed`, to `held_out`: later choices are made on them."""
@@ -73,13 +74,10 @@ class TableData:
 
     def described(self) -> dict[str, Any]:
         """What a later reader of the run needs to prepare a row and to name its class."""
-        mean, deviation = self.standard
         parts = {"train": self.train, "test": self.test} | ({"held_out": self.held_out} if self.held_out else {})
         return {
             "classes": list(self.classes),
-            **self.inputs,
-            "mean": mean.tolist(),
-            "deviation": deviation.tolist(),
+            "preprocessing": self.preprocessing.written(),
             "images": {
                 name: {"count": len(part), "sha256": digest(part.labels, spread(part.values))}
                 for name, part in parts.items()

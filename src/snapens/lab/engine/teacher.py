@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from ...combination import Combination
-from ...ensemble import Ensemble
 from ...errors import MismatchError, StoreError
-from .. import nets
 from ..data.protocol import Data, Placed
 from ..recipe.objectives import Distillation, Objective, Teacher
 from ..recipe.transforms import Batch
@@ -61,8 +59,7 @@ class Taught:
     def __init__(self, objective: Distillation, run: Run, placed: Placed) -> None:
         _require_same_data(run, placed.data)
         self._objective, device = objective, placed.device
-        network = nets.of(run.recipe, len(placed.data.classes), placed.data.inputs)
-        ensemble = Ensemble(run.snapshots, network, combination=objective.teacher.combination, device=device)
+        ensemble = run.ensemble(combination=objective.teacher.combination, raw=False, device=device)
         shares = ensemble.combination.shares
         self._members = [_member(member, run.recipe.network.name, device) for member in ensemble.members]
         logs = [math.log(share / sum(shares)) for share in shares]

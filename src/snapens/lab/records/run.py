@@ -15,11 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...combination import Combination
+from ...ensemble import Ensemble
 from ...errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ...outputs import Outputs
 from ...snapshots import Snapshots
 from ...storage import durable, parts, sealed, tensorfile
 from ...storage.typed import decoded
+from .. import nets
+from ..recipe.preprocessing import Preprocessing, from_flat
 from ..recipe.recipe import Recipe
 from .curves import Between
 from .log import Log
@@ -44,6 +48,7 @@ class _About:
         for name, kind in (("classes", list), ("images", dict), ("augmentation", dict)):
             if not isinstance(self.data.get(name, kind()), kind):
                 raise ArgumentError(f"data must have {name} of type {kind.__name__}, got {self.data[name]!r}")
+        object.__setattr__(self, "data", from_flat(self.data))
 
 
 class Run:
@@ -69,23 +74,43 @@ class Run:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Class names, image size and normalisation, which a prediction needs."""
+        """The names of the classes, the preprocessing, the augmentation, and the digests of the parts."""
         return self._about.data
 
-    def prepared(self, examples: NDArray[Any]) -> Tensor:
-        """The members' inputs: uint8 pixels (images, size, size, channels), normalised, or rows, standardised."""
-        pixels = np.asarray(examples)
-        if "features" in self.data:
-            if pixels.ndim != 2 or pixels.shape[1] != self.data["features"]:
-                raise ArgumentError(f"rows must be (rows, {self.data['features']}), got the shape {pixels.shape}")
-            return torch.from_numpy(((pixels - self.data["mean"]) / self.data["deviation"]).astype(np.float32))
-        wanted = (self.data["size"], self.data["size"], self.data["channels"])
-        if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
-            raise ArgumentError(
-                f"pixels must be uint8 of shape (images, {str(wanted)[1:]}, got {pixels.dtype} of {pixels.shape}"
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How a raw example becomes an input of the network."""
+        if "preprocessing" not in self.data:
+            raise StoreError(
+                f"recipe.json must describe the preprocessing of the run, but that in {self.path} does not"
             )
-        mean, deviation = (torch.tensor(self.data[name], dtype=torch.float32) for name in ("mean", "deviation"))
-        return ((torch.from_numpy(pixels).float() - mean) / deviation).permute(0, 3, 1, 2)
+        return Preprocessing.of(self.data["preprocessing"])
+
+    def ensemble(
+        self,
+        *,
+        last: int | None = None,
+        combination: Combination | None = None,
+        raw: bool = True,
+        resident: bool = True,
+        device: torch.device | str | None = None,
+    ) -> Ensemble:
+        """The ensemble of the run's snapshots, with the network of its recipe.
+
+        Its inputs are raw examples: tensors of uint8 pixels (images, size, size, channels), or of rows (rows,
+        features). With `raw=False` they are the inputs of the network, as `preprocessing` makes them. The other
+        arguments are those of `Ensemble`.
+        """
+        preprocessing = self.preprocessing
+        return Ensemble(
+            self.snapshots,
+            nets.of(self.recipe, len(self.data["classes"]), preprocessing.inputs),
+            last=last,
+            combination=combination,
+            preprocess=preprocessing.module() if raw else None,
+            resident=resident,
+            device=device,
+        )
 
     @property
     def snapshots(self) -> Snapshots:
