@@ -12,8 +12,10 @@ import torch
 from scipy.stats import binomtest
 
 from snapens.errors import ArgumentError, DamagedError, MismatchError
+from snapens.lab.recipe import CrossEntropy, Distillation, Recipe, Teacher
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
+from snapens.report.comparison import _names
 from snapens.report.evidence import Difference
 from snapens.report.summary import summarise
 
@@ -261,6 +263,21 @@ def test_methods_are_named_by_what_differs(tmp_path):
     (two,) = summarise(grow).methods
     assert (two.name, two.runs) == ("grow", 2)
     assert two.ensemble.deviation is not None
+
+
+def test_a_student_is_named_by_its_teacher_only_next_to_students_of_others():
+    plain, one, soft, other = (
+        Recipe(objective=objective)
+        for objective in (
+            CrossEntropy(),
+            Distillation(Teacher("a1", (4, 8))),
+            Distillation(Teacher("a1", (4, 8)), temperature=3.0),
+            Distillation(Teacher("b2", (4, 8))),
+        )
+    )
+    assert _names([plain, one]) == ["snapshot, cross_entropy", "snapshot, distillation"]
+    assert _names([one, soft]) == ["snapshot, temperature 2", "snapshot, temperature 3"]
+    assert _names([one, other]) == ["snapshot, teacher run a1", "snapshot, teacher run b2"]
 
 
 def test_no_run_and_the_same_run_twice_are_rejected(run):

@@ -16,6 +16,7 @@ from ..errors import ArgumentError, SnapensError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
+from .distillation import Distill
 from .evaluation import Combine, Evaluate
 from .exporting import Export
 from .options import Flag, Place, Runs, TrainingOptions, arg
@@ -143,6 +144,7 @@ class Snapens:
         | Annotated[Predict, subcommand("predict")]
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Combine, subcommand("combine")]
+        | Annotated[Distill, subcommand("distill")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Export, subcommand("export")]
         | Annotated[Paper, subcommand("paper")]

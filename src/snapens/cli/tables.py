@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from ..lab.paper import cells as paper
 
 if TYPE_CHECKING:  # `paper list` does not wait for torch
+    from ..combination import Combination
     from ..lab.records.run import Run
 
 
@@ -38,13 +39,31 @@ def demo(single: "Run", snapshot: "Run") -> None:
     )
 
 
+def distilled(student: "Run", teacher: "Run", combination: "Combination") -> None:
+    """The student next to its teacher: the ensemble, and the last snapshot, which costs as much as the student."""
+    from ..prediction import Prediction
+
+    run(student)
+    outputs, members = teacher.outputs(), len(combination.members)
+    ensemble, last = 100 * Prediction.of(outputs, combination).score.error, 100 * outputs.member_errors[-1]
+    error = 100 * student.outputs().member_errors[-1]
+    Console().print(
+        f"Test error of the teacher: last snapshot {last:.2f} %, ensemble of {members} snapshots {ensemble:.2f} %. "
+        f"Test error of the student: {error:.2f} %.\n"
+        f"The student's error is {_points(ensemble - error)} than the ensemble's "
+        f"and {_points(last - error)} than the last snapshot's.",
+        highlight=False,
+    )
+
+
 def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[float]]) -> None:
     """Cells of the paper: the published error, our errors (one per repetition) in percent, and the time of a run."""
     table = Table(Column("cell", no_wrap=True), "where", "paper, %", "ours, %", "n", "time", box=None, pad_edge=False)
     for cell in chosen:
+        published = "–" if cell.published_percent is None else f"{cell.published_percent:.2f}{'*' * cell.starred}"
         found = measured(cell)
         ours = " ".join(f"{percent:.2f}" for percent in found) or "–"
-        table.add_row(cell.name, cell.where, cell.published, ours, str(len(found) or "–"), _cost(cell))
+        table.add_row(cell.name, cell.where, published, ours, str(len(found) or "–"), _cost(cell))
     whole = Console(width=1000).measure(table).maximum  # never cut off: users copy the names
     console = Console(width=max(Console().width, whole))
     console.print(table)

@@ -89,22 +89,31 @@ def train(
     load: Loader | None = None,
     *,
     curves: bool = False,
+    teachers: Sequence[Path] = (),
     again: str = "the same command with --resume",
 ) -> int:
     """Train a pack and return the exit status: 0 if all runs finished, 1 if one failed, 128 + the number of a signal.
 
     A finished run that is resumed stays as it is. With `curves`, the errors between snapshots are measured at the end.
-    `again` is the command that continues after an interruption.
+    `teachers` are the folders of the runs that recipes imitate. `again` is the command that continues after an
+    interruption.
     """
     with Interrupt() as interrupt:
         try:
-            return _train(jobs, options, load or Loader(options), curves, interrupt)
+            return _train(jobs, options, load or Loader(options), curves, teachers, interrupt)
         except KeyboardInterrupt:
             _say(f"snapens: interrupted; {again} continues")
             return 128 + interrupt.number
 
 
-def _train(jobs: Jobs, options: "TrainingOptions", load: Loader, curves: bool, interrupt: Interrupt) -> int:
+def _train(
+    jobs: Jobs,
+    options: "TrainingOptions",
+    load: Loader,
+    curves: bool,
+    teachers: Sequence[Path],
+    interrupt: Interrupt,
+) -> int:
     import torch  # only now: --help does not wait for it
 
     from ..lab.engine import pack
@@ -125,7 +134,12 @@ def _train(jobs: Jobs, options: "TrainingOptions", load: Loader, curves: bool, i
     if not left:
         return 0
     trainings = pack.prepare(
-        left, load, device, resume=options.resume, checked=lambda: _announce(len(left), device.type)
+        left,
+        load,
+        device,
+        resume=options.resume,
+        teachers=teachers,
+        checked=lambda: _announce(len(left), device.type),
     )
     _warn_of_hours(trainings)
     try:

@@ -54,12 +54,19 @@ def _names(recipes: list[Recipe]) -> list[str]:
     """
     flat = [recipe.flat() for recipe in recipes]
     every = dict.fromkeys(name for one in flat for name in one if name not in ("method.kind", "seed"))
-    differing = [name for name in every if any(one.get(name) != flat[0].get(name) for one in flat)]
+    differing = [
+        name for name in every if len({one.get(name) for one in flat if name in one or not _is_nested(name)}) > 1
+    ]
     named = []
     for recipe, one in zip(recipes, flat, strict=True):
         settings = [name for name in differing if one.get(name) and not _is_implied(name, recipe, differing)]
         named.append(", ".join([one["method.kind"], *(_named(name, one[name]) for name in settings)]))
     return named
+
+
+def _is_nested(setting: str) -> bool:
+    """Whether a setting belongs to a teacher, which is named only where the teachers of several recipes differ."""
+    return setting.count(".") > 1
 
 
 def _is_implied(setting: str, recipe: Recipe, differing: list[str]) -> bool:
@@ -82,11 +89,11 @@ def label(setting: str) -> str:
     """The name of a setting in print, without the part of the recipe that it belongs to.
 
     Examples:
-        >>> label("budget.warmup_epochs"), label("network.name"), label("seed")
-        ('warmup epochs', 'network', 'seed')
+        >>> label("budget.warmup_epochs"), label("network.name"), label("objective.teacher.run"), label("seed")
+        ('warmup epochs', 'network', 'teacher run', 'seed')
     """
-    part, _, name = setting.rpartition(".")
-    return (part if name in ("name", "kind") else name).replace("_", " ")
+    part, _, name = setting.partition(".")
+    return (part if name in ("name", "kind", "") else name).replace("_", " ").replace(".", " ")
 
 
 def shown(value: Any) -> str:

@@ -31,16 +31,16 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TOLERANCE = 0.05  # of a loss of about 1.5; rounding every activation to bfloat16 on a CPU costs 0.001 to 0.01
 
 
-def stepped(recipe, steps, device=CUDA, captured=True):
+def stepped(recipe, steps, device=CUDA, captured=True, teachers=()):
     schedule = recipe.schedule(40)
     if device is CPU:
-        step = TrainingStep(recipe, tiny.data().place(CPU), schedule)
+        step = TrainingStep(recipe, tiny.data().place(CPU), schedule, teachers)
         for completed in range(steps):
             step(completed)
         return step
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        step = TrainingStep(recipe, tiny.data().place(CUDA), schedule)
+        step = TrainingStep(recipe, tiny.data().place(CUDA), schedule, teachers)
         if captured:
             step.rehearse(stream)
         for completed in range(steps):

@@ -10,6 +10,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from snapens import CyclicCosine, StepDecay
+from snapens.combination import Combination
 from snapens.errors import ArgumentError
 from snapens.lab.data import DATASETS
 from snapens.lab.nets import NETWORKS
@@ -22,6 +23,7 @@ from snapens.lab.recipe import (
     CrossEntropy,
     Cutout,
     Dataset,
+    Distillation,
     Grow,
     Lighting,
     Mirror,
@@ -31,6 +33,7 @@ from snapens.lab.recipe import (
     Single,
     SingleCycle,
     Snapshot,
+    Teacher,
     settings,
 )
 from snapens.lab.recipe.methods import METHODS
@@ -114,7 +117,8 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "objective.label_smoothing": 0.0,
         "seed": 0,
     }
-    entries = (AdamW(), EMA(), Cutout(), ColourJitter(), Lighting(), Mirror(), Grow())
+    teacher = Teacher("a", (4,))
+    entries = (AdamW(), EMA(), Cutout(), ColourJitter(), Lighting(), Mirror(), Grow(), teacher, Distillation(teacher))
     assert [vars(entry) for entry in entries] == [
         {"lr": 1e-3, "weight_decay": 0.01, "decays": "all", "beta1": 0.9, "beta2": 0.999},
         {"decay": 0.999},
@@ -123,7 +127,51 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         {"strength": 0.1},
         {},
         {"cycles": 5, "pattern": ("fresh",)},
+        {"run": "a", "steps": (4,), "weights": (), "temperature": 1.0},
+        {"teacher": teacher, "share": 0.9, "temperature": 2.0},
     ]
+
+
+def test_a_distillation_comes_back_from_json_with_its_teacher():
+    recipe = Recipe(objective=Distillation(Teacher("a1", (4, 8), (1.0, 3.0), temperature=1.5), share=0.5))
+    assert recipe.written() == {
+        "objective": {
+            "kind": "distillation",
+            "teacher": {"run": "a1", "steps": [4, 8], "weights": [1.0, 3.0], "temperature": 1.5},
+            "share": 0.5,
+        }
+    }
+    assert Recipe.of(json.loads(recipe.identity)) == recipe
+    assert "objective.teacher.run: 'a1', 'b2'" in recipe.differences(
+        Recipe(objective=Distillation(Teacher("b2", (4, 8))))
+    )
+
+
+def test_a_teacher_combines_the_members_of_a_combination_and_never_exits_early():
+    combination = Combination((("a1", 4), ("a1", 8)), (1, 3), temperature=1.5, exit_threshold=0.9)
+    teacher = Teacher.combining(combination)
+    assert teacher == Teacher("a1", (4, 8), (1.0, 3.0), 1.5)
+    assert teacher.combination == replace(combination, exit_threshold=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Teacher("a", ()), r"members must be at least one \(run, step\)"),
+        (lambda: Teacher("a", (4, 4)), "members must be distinct"),
+        (lambda: Teacher("a", (4,), (-1.0,)), "weights must be 1 finite numbers of at least 0"),
+        (lambda: Teacher("a", (4,), temperature=0.0), "temperature must be a finite number greater than 0, got 0.0"),
+        (lambda: Teacher.combining(Combination((("a", 4), ("b", 4)))), "members of one run .* got those of 2 runs"),
+        (lambda: Teacher.combining(Combination.last(2)), "must list members of one run .* got those of 0 runs"),
+        (lambda: Distillation(Teacher("a", (4,)), share=0.0), "share must be more than 0 and at most 1, got 0.0"),
+        (lambda: Distillation(Teacher("a", (4,)), share=1.5), "share must be more than 0 and at most 1, got 1.5"),
+        (lambda: Distillation(Teacher("a", (4,)), temperature=-1.0), "temperature must be .* greater than 0, got -1.0"),
+        (lambda: Distillation("runs/a"), "teacher must be of type Teacher.*, got 'runs/a'"),
+    ],
+)
+def test_a_distillation_that_breaks_a_rule_is_rejected(make, message):
+    with pytest.raises(ArgumentError, match=message):
+        make()
 
 
 def test_a_flat_recipe_of_format_1_means_what_it_meant():
@@ -276,6 +324,8 @@ def test_a_setting_that_breaks_a_rule_is_named_with_the_rule_and_the_value(setti
         ({"transforms": ["mirror"]}, "transform must be of type Transform, or an object of its fields, got 'mirror'"),
         ({"method": {"kind": "grow", "pattern": ["warm", "cold"]}}, "pattern must be one of warm, fresh, got 'cold'"),
         ({"budget": {"epochs": 1.5}}, "epochs must be int, got '1.5'"),
+        ({"objective": {"kind": "distillation"}}, "objective must have the field 'teacher', but it is missing"),
+        ({"objective": {"kind": "distillation", "teacher": {"run": "a"}}}, "teacher must have the field 'steps'"),
         ({"seed": "1"}, "seed must be int, got '1'"),
     ],
 )

@@ -16,9 +16,11 @@ import torch
 from ...errors import ArgumentError, SnapensError, StoreError
 from .. import nets
 from ..data.protocol import Data, Placed
+from ..recipe.objectives import Distillation
 from ..recipe.recipe import Dataset, Recipe
 from ..records import gallery
 from ..records.run import Run
+from .teacher import Folders, find
 from .training import Training
 
 _IDLE_SECONDS = 2e-4
@@ -48,14 +50,16 @@ def prepare(
     *,
     resume: bool = False,
     state_seconds: float = 300.0,
+    teachers: Folders = (),
     checked: Callable[[], object] = lambda: None,
 ) -> list[Training]:
     """Prepare all runs of a pack, or none: errors are raised before the first step.
 
-    `load` is called once per data set; recipes with equal data share it on the device. `checked` is called after the
-    checks of networks, folders and data, before the slow part.
+    `load` is called once per data set; recipes with equal data share it on the device. `teachers` are the folders of
+    the runs that recipes imitate. `checked` is called after the checks of networks, folders and data, before the slow
+    part.
     """
-    loaded = _checked(jobs, load, resume)
+    loaded = _checked(jobs, load, resume, teachers)
     checked()
     placed: dict[Dataset, Placed] = {}
     trainings: list[Training] = []
@@ -65,7 +69,8 @@ def prepare(
             if dataset not in placed:
                 data = loaded[dataset.name].hold_out(dataset.held_out, dataset.held_out_seed)
                 placed[dataset] = data.place(device, dataset.padding)
-            trainings.append(Training(recipe, placed[dataset], path, state_seconds=state_seconds))
+            training = Training(recipe, placed[dataset], path, state_seconds=state_seconds, teachers=teachers)
+            trainings.append(training)
         except (SnapensError, OSError):
             raise
         except Exception as error:
@@ -109,11 +114,13 @@ def measure_between(trainings: Sequence[Training]) -> None:
             _attempt(training, training.measure_between)
 
 
-def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool) -> dict[str, Data]:
+def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool, teachers: Folders) -> dict[str, Data]:
     """The data sets by name, once networks, folders and data are known to fit together."""
     for recipe, path in jobs:
         nets.require(**vars(recipe.network))
         Run(path).admit(recipe, resume)
+        if isinstance(recipe.objective, Distillation):
+            find(recipe.objective.teacher, teachers)
     loaded: dict[str, Data] = {}
     for recipe, _ in jobs:
         name = recipe.dataset.name

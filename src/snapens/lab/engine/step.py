@@ -1,9 +1,7 @@
 """TrainingStep: one optimizer step as a function of tensors on the device, called directly or as one CUDA graph."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from types import MethodType
 from typing import Any
 
 import torch
@@ -20,6 +18,8 @@ from ..nets.dropout import KeyedDropout
 from ..recipe.recipe import Recipe
 from ..recipe.transforms import Transform
 from .feed import Feed
+from .network import accelerated, compile_blocks
+from .teacher import Folders, prepared
 from .twin import Twin
 
 _WARM_UP_STEPS = 3
@@ -32,10 +32,11 @@ class TrainingStep:
     Calling it takes a step. It does not wait for the device, and everything that changes from step to step
     is a tensor whose address does not change: on a CPU the function is called directly, on a GPU it is
     captured once and replayed. `losses` (total_steps,) receives the loss of every step. `kept` is the
-    network whose weights are evaluated and stored: the trained network, or its average.
+    network whose weights are evaluated and stored: the trained network, or its average. The folder of
+    the objective's teacher, if it has one, must be among `teachers`.
     """
 
-    def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule) -> None:
+    def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule, teachers: Folders = ()) -> None:
         self.recipe, self.placed, self.device = recipe, placed, placed.device
         self.network = self._network_on_device()
         self.kept = self.network if recipe.averaging is None else self._network_on_device()
@@ -43,6 +44,7 @@ class TrainingStep:
         pairs = {id(kept): (kept.detach(), live.detach()) for kept, live in named}.values()  # tied tensors once
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         self._counted = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._objective = prepared(recipe.objective, placed, teachers)
         self.transforms = self._effective_transforms()
         self.feed = Feed(placed, self.transforms, recipe.seed, recipe.budget.batch)
         self.completed = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -100,8 +102,7 @@ class TrainingStep:
             torch.cuda.empty_cache()
 
     def _captured(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        for block in nets.blocks(self._live):
-            block.forward = MethodType(_compiled(type(block).forward), block)
+        compile_blocks(self._live)
         graph = torch.cuda.CUDAGraph()
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             for _ in range(_WARM_UP_STEPS):  # compile, and choose the algorithms of the convolutions
@@ -173,7 +174,7 @@ class TrainingStep:
         if self._keyed:
             self._key.copy_(self.completed + self._stream)
         with self._precision():
-            loss = self.recipe.objective(self._live(batch.inputs), batch)
+            loss = self._objective(self._live(batch.inputs), batch)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._twin:
             self._twin.hand_over_gradients()
@@ -209,10 +210,7 @@ class TrainingStep:
         return self.placed.data.transforms if chosen is None else chosen
 
     def _network_on_device(self) -> nn.Module:
-        network = self._built(cycle=0).to(self.device)
-        if self.recipe.network.name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
-            nets.accelerate(network)
-        return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return accelerated(self._built(cycle=0).to(self.device), self.recipe.network.name)
 
     def _built(self, cycle: int) -> nn.Module:
         data = self.placed.data
@@ -224,10 +222,3 @@ def _current_name(name: str) -> str:
     if name.startswith(_FORMAT_1_MOMENTUM):
         return f"optimizer.momentum_buffer.{name.removeprefix(_FORMAT_1_MOMENTUM)}"
     return name
-
-
-@cache
-def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward function of a repeated block, compiled once for all blocks of equal shape."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)  # DenseNet-100's layers
-    return torch.compile(forward, dynamic=False)

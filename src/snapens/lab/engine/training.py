@@ -22,6 +22,7 @@ from ..records.run import Run, State
 from .interpolate import between
 from .log import TrainingLog
 from .step import TrainingStep
+from .teacher import Folders
 
 log = logging.getLogger("snapens")
 
@@ -38,7 +39,13 @@ class Training:
     """
 
     def __init__(
-        self, recipe: Recipe, placed: Placed, path: str | PathLike[str], *, state_seconds: float = 300.0
+        self,
+        recipe: Recipe,
+        placed: Placed,
+        path: str | PathLike[str],
+        *,
+        state_seconds: float = 300.0,
+        teachers: Folders = (),
     ) -> None:
         self.recipe, self.placed, self.run = recipe, placed, Run(path)
         examples = len(placed.data.train)
@@ -53,7 +60,7 @@ class Training:
         self._stream = _stream(placed.device)
         self._bursts: deque[torch.cuda.Event] = deque()
         with self._queue():
-            self.step = TrainingStep(recipe, placed, self.schedule)
+            self.step = TrainingStep(recipe, placed, self.schedule, teachers)
             begun = time.monotonic()
             self.step.rehearse(self._stream)
             self.rehearsal_seconds = time.monotonic() - begun if self._stream is None else None

@@ -2,7 +2,7 @@
 
 from .averaging import EMA
 from .methods import Grow, Single, SingleCycle, Snapshot
-from .objectives import CrossEntropy
+from .objectives import CrossEntropy, Distillation, Teacher
 from .optimizers import SGD, AdamW
 from .recipe import Budget, Dataset, Network, Recipe
 from .settings import Settings
@@ -17,6 +17,7 @@ __all__ = [
     "CrossEntropy",
     "Cutout",
     "Dataset",
+    "Distillation",
     "Grow",
     "Lighting",
     "Mirror",
@@ -26,4 +27,5 @@ __all__ = [
     "Single",
     "SingleCycle",
     "Snapshot",
+    "Teacher",
 ]

@@ -31,6 +31,8 @@ class Batch(NamedTuple):
     inside: "Tensor | None" = None
     """(batch, height, width, 1): whether a pixel belongs to the image; the others are set to the colour of padding
     after all transforms. None: no transform changes colours, so this is not necessary."""
+    teacher: "Tensor | None" = None
+    """(batch, classes): the logarithm of a teacher's mean probabilities. None: the objective has no teacher."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ class Value:
         for name in content:
             if name not in hints:
                 raise UnknownFieldError(f"unknown field {name!r} of {noun}")
+        for field in fields(kind):  # type: ignore[arg-type]
+            if field.name not in content and field.default is field.default_factory is MISSING:
+                raise ArgumentError(f"{noun} must have the field {field.name!r}, but it is missing")
         return kind(**{name: decoded(hints[name], value, name) for name, value in content.items()})
 
     def flat(self, prefix: str = "") -> dict[str, Any]:

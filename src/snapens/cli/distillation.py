@@ -1,0 +1,84 @@
+"""The command that trains one network to imitate the ensemble of a run."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ..lab.paper.cells import run_name
+from ..lab.recipe import Distillation, Snapshot
+from .evaluation import Folder
+from .options import Place, TrainingOptions, arg
+
+if TYPE_CHECKING:
+    from ..combination import Combination
+    from ..lab.recipe import Recipe, Teacher
+
+
+@dataclass(frozen=True)
+class Distill:
+    """Train one network to imitate the ensemble of a run."""
+
+    run: Folder
+    """The run folder of the teacher. The student has its data, transforms, optimizer and batch size."""
+    epochs: Annotated[int, arg("INT", "(required)")]
+    """The number of passes over the training examples."""
+    training: TrainingOptions
+    network: Annotated[str | None, arg("NAME")] = None
+    """The network of the student. By default that of the teacher."""
+    last: Annotated[int | None, arg("INT")] = None
+    """The number of the teacher's last snapshots to use. By default its combination.json, or all snapshots."""
+    share: float = 0.9
+    """The share of the imitation in the loss; the rest is the cross-entropy with the labels."""
+    temperature: float = 2.0
+    """The temperature that softens both predictions for the imitation."""
+    cycles: int = 1
+    """The number of cosine cycles, and of snapshots."""
+    lr: Annotated[float | None, arg("FLOAT")] = None
+    """The peak learning rate. By default that of the teacher."""
+    seed: int = 0
+    """The seed of weights, order, transforms and dropout."""
+    out: Place = None
+    """The run folder. By default a folder in runs/ that is named after the recipe."""
+
+    def __call__(self) -> int:
+        """Train, then print the student's test error next to those of the teacher."""
+        from ..lab.engine.teacher import teacher_of
+        from ..lab.records.run import Run
+        from . import tables
+        from .training import import_from_here, show_report, train
+
+        run = Run(self.run)
+        teacher = teacher_of(self.run, self._combination())
+        recipe = self._recipe(run.recipe, teacher)
+        out = self.out or Path("runs") / f"distilled-{run_name(recipe)}"
+        import_from_here([run.recipe.network.name])
+        status = train([(recipe, out)], self.training, teachers=[self.run])
+        if status == 0:
+            tables.distilled(Run(out), run, teacher.combination)
+            show_report([out])
+        return status
+
+    def _combination(self) -> "Combination | None":
+        """The combination of the teacher's members; None for all of them."""
+        from ..combination import Combination
+        from ..storage import durable
+
+        if self.last is not None:
+            return Combination.last(self.last)
+        if not durable.exists(self.run / "combination.json"):
+            return None
+        sys.stderr.write(f"teacher: the members and weights in {self.run / 'combination.json'}\n")
+        return Combination.load(self.run)
+
+    def _recipe(self, recipe: "Recipe", teacher: "Teacher") -> "Recipe":
+        """The recipe of the teacher with another objective, budget and seed."""
+        return replace(
+            recipe,
+            network=replace(recipe.network, name=self.network or recipe.network.name),
+            method=Snapshot(self.cycles),
+            budget=replace(recipe.budget, epochs=self.epochs),
+            optimizer=recipe.optimizer if self.lr is None else replace(recipe.optimizer, lr=self.lr),
+            objective=Distillation(teacher, self.share, self.temperature),
+            seed=self.seed,
+        )

@@ -1,0 +1,31 @@
+"""How the engine runs a network: its own kernels, the memory format, compiled blocks."""
+
+from collections.abc import Callable
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import nets
+
+
+def accelerated(network: nn.Module, name: str) -> nn.Module:
+    """The network with this name in a recipe, after switching on the kernels that it may have; channels last."""
+    if name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
+        nets.accelerate(network)
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def compile_blocks(network: nn.Module) -> None:
+    """Compile each repeated block of the network; the first call takes long."""
+    for block in nets.blocks(network):
+        block.forward = MethodType(_compiled(type(block).forward), block)
+
+
+@cache
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward function of a repeated block, compiled once for all blocks of equal shape."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)  # DenseNet-100's layers
+    return torch.compile(forward, dynamic=False)
