@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
+
+from snapens.outputs import Outputs
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +35,18 @@ def net():
 @pytest.fixture
 def make_net():
     return Net
+
+
+@pytest.fixture
+def make_outputs():
+    def make(members=4, examples=60, classes=5, seed=0, *, member_noise=1.0, scale=1.0, runs=1, part="held_out"):
+        """Outputs of random classifiers that are better than chance; members differ by noise."""
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, classes, examples)
+        logits = rng.normal(size=(1, examples, classes)) + member_noise * rng.normal(size=(members, examples, classes))
+        logits[:, np.arange(examples), labels] += 1.5
+        logits *= scale
+        names = tuple((f"run {k % runs}", 10 * (k // runs + 1)) for k in range(members))
+        return Outputs(names, (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float16), labels, part)
+
+    return make
