@@ -142,7 +142,7 @@ def _is_baseline(recipe: Recipe, focus: Recipe) -> bool:
 
 
 def _is_complete(run: Run) -> bool:
-    return len(run.snapshots.steps) == run.recipe.method.cycles
+    return run.recipe.method.cycles == len(run.snapshots.steps)
 
 
 def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
