@@ -13,17 +13,18 @@ ROOMS = {
     "storage": {"storage"},
     "core": {"core", "storage"},
     "combine": {"core", "combine"},
+    "predict": {"core", "predict"},
     "lab/recipe": {"core", "storage", "lab/recipe"},
     "lab/data": {"core", "storage", "lab/recipe", "lab/data"},
     "lab/nets": {"core", "lab/recipe", "lab/nets"},
     "lab/records": {"core", "storage", "lab/recipe", "lab/records"},
-    "lab/engine": {"core", "storage", "lab/recipe", "lab/data", "lab/nets", "lab/records", "lab/engine"},
+    "lab/engine": {"core", "storage", "predict", "lab/recipe", "lab/data", "lab/nets", "lab/records", "lab/engine"},
     "lab/paper": {"core", "storage", "lab/recipe", "lab/records", "lab/paper"},
     "report": {"core", "storage", "combine", "lab/recipe", "lab/records", "lab/paper", "report"},
 }
 """Each room, and the rooms that it may import from; all may import the errors, and the command line everything."""
 PACKAGES = {"cli": {"torch", "rich", "tyro"}}  # all others: torch and numpy
-KERNELS = SOURCE / "lab/nets/dense/kernels.py"  # imported where there is a GPU
+KERNELS = (SOURCE / "lab/nets/dense/kernels.py", SOURCE / "predict/kernels.py")  # imported where there is a GPU
 
 
 def room(module):
@@ -54,7 +55,7 @@ def test_a_module_imports_only_what_the_architecture_allows(path):
     ours, theirs = imports(path)
     if room(here) in ROOMS and here != ("__main__",):
         assert ours <= ROOMS[room(here)] | {"errors"}
-    assert theirs <= ({"torch", "triton"} if path == KERNELS else PACKAGES.get(here[0], {"torch", "numpy"}))
+    assert theirs <= ({"torch", "triton"} if path in KERNELS else PACKAGES.get(here[0], {"torch", "numpy"}))
 
 
 def test_there_is_one_training_loop_and_the_plain_one_it_is_timed_against():

@@ -47,6 +47,15 @@ def test_amp_and_accumulation_counts_optimizer_steps(outputs):
     assert re.findall(r"after (\d) members", output) == ["1", "2", "3"]
 
 
+def test_uncertain_predictions_are_wrong_more_often_and_sets_have_the_stated_coverage(outputs):
+    shown = outputs["uncertainty.py"].result()
+    every, confident = map(float, re.findall(r"([\d.]+)%", shown)[:2])
+    assert confident < every / 2
+    assert 0.6 < float(re.search(r"entropy ([\d.]+)", shown)[1]) <= 1
+    assert 0.87 < float(re.search(r"measured coverage ([\d.]+)", shown)[1]) < 0.95
+    assert "soup" in shown
+
+
 def test_resume_ends_as_if_it_had_never_stopped(outputs):
     whole = outputs["resume.py"].result().splitlines()
     first, second, last = outputs["stopped"].result()
@@ -91,3 +100,18 @@ def test_recipes_from_python_are_trained_side_by_side(outputs):
 def test_an_example_is_short_and_has_its_own_test(path):
     assert len(path.read_text().splitlines()) < 60
     assert f'"{path.name}"' in Path(__file__).read_text()
+
+
+def test_a_fitted_combination_is_calibrated_and_needs_fewer_members(outputs):
+    shown = outputs["choose_and_calibrate.py"].result()
+    lower, error = map(float, re.search(r"temperature: NLL lower by ([\d.-]+) ± ([\d.]+)", shown).groups())
+    assert lower > 2 * error
+    assert float(re.search(r"early exit: .*, ([\d.]+) members", shown)[1]) < 5
+    nll = [float(found) for found in re.findall(r"test error .*, NLL ([\d.]+)", shown)]
+    assert nll[1] < nll[0]
+
+
+def test_fast_prediction_is_that_of_the_ensemble_with_fewer_members(outputs):
+    shown = outputs["fast_prediction.py"].result()
+    assert 1 < float(re.search(r"with ([\d.]+) of 3 members", shown)[1]) < 2.5
+    assert float(re.search(r"predict: (.+)", shown)[1]) < 1e-4

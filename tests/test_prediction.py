@@ -4,14 +4,16 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import entropy
 from sklearn.metrics import roc_auc_score
 
-from snapens import quality
+from snapens import Ensemble, Snapshots, quality
 from snapens.combination import Combination
 from snapens.errors import ArgumentError
 from snapens.outputs import Outputs
 from snapens.prediction import Prediction, out_of_distribution, predictions, prefixes
+from snapens.weights import tensors
 
 MEMBERS = tuple(("a", step) for step in (4, 8, 12, 16))
 
@@ -104,6 +106,26 @@ def test_a_low_temperature_does_not_underflow():
     given = Outputs((("a", 4),), np.log(np.full((1, 1, 1000), 1e-3)).astype(np.float16), np.array([7]))
     found = Prediction.of(given, Combination(given.members, temperature=0.005))
     assert found.confidence == pytest.approx([1e-3])
+
+
+def test_a_combination_predicts_for_outputs_what_the_ensemble_predicts_for_inputs(make_net):
+    """Up to the float16 of the outputs."""
+    snapshots = Snapshots()
+    for step in (4, 8, 12):
+        snapshots.commit(step, tensors(make_net()))
+    ensemble = Ensemble(snapshots, make_net())
+    x, labels = 3 * torch.randn(20, 4), torch.randint(0, 3, (20,))
+    given = ensemble.outputs([(x, labels)])
+    confidence = np.sort(prefixes(given).confidence[0])
+    widest = int(np.argmax(np.diff(confidence)))  # far from all, so that rounding does not matter
+    threshold = float(confidence[widest : widest + 2].mean())
+    ensemble.combination = Combination(given.members, (0.2, 0.3, 0.5), temperature=0.7, exit_threshold=threshold)
+    p = ensemble.predict([x])
+    found = Prediction.of(given, ensemble.combination)
+    assert (found.used == 1).sum() == 20 - (widest + 1)
+    assert 0 < widest < 19
+    assert found.choice.tolist() == p.argmax(-1).tolist()
+    assert found.confidence == pytest.approx(p.max(-1).values.numpy(), abs=2e-3)
 
 
 def test_members_that_the_outputs_lack_are_rejected():

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from snapens.errors import ArgumentError
-from snapens.weights import tensors, unwrap
+from snapens.weights import set_tensors, tensors, unwrap
 
 
 def test_a_child_called_module_is_not_mistaken_for_a_wrapper(net):
@@ -67,3 +67,10 @@ def test_a_state_that_is_not_a_tensor_is_rejected():
 
     with pytest.raises(ArgumentError, match="only parameters and buffers in its state_dict, got '_extra_state'"):
         tensors(Odd(1, 1))
+
+
+def test_values_are_copied_into_the_tensors_of_a_wrapped_module(net, make_net):
+    values = {name: tensor.detach().clone() for name, tensor in tensors(make_net()).items()}
+    set_tensors(nn.DataParallel(net), values)
+    assert all(torch.equal(tensor, values[name]) for name, tensor in tensors(net).items())
+    assert net.again.weight is net.mix.weight

@@ -27,6 +27,10 @@ class MismatchError(SnapensError):
     """A snapshot does not fit the model, or a checkpoint does not fit the run."""
 
 
+class BarrierError(SnapensError):
+    """The error on the line between snapshots is too high to average their weights."""
+
+
 class NonFiniteError(SnapensError):
     """The weights contain a NaN or an infinity and were not committed."""
 

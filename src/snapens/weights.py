@@ -1,8 +1,9 @@
 """The tensors of a module under the names they have without wrappers."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -40,6 +41,13 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
             inner = f"{name}.{attribute}."
             state = {key.replace(inner, f"{name}.", 1) if key.startswith(inner) else key: state[key] for key in state}
     return state
+
+
+def set_tensors(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copy values, by the names of `tensors`, into the parameters and buffers of a module."""
+    with torch.no_grad():
+        for name, tensor in tensors(module).items():
+            tensor.copy_(values[name])
 
 
 def reject_sharded(module: nn.Module) -> None:

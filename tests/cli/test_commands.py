@@ -12,7 +12,13 @@ from snapens.cli import main
 
 COMMANDS = ["demo", "train", "report", "paper", "bench"]
 PAPER = ["list", "run", "record", "table", "figure"]
-ALL = [[], *([name] for name in COMMANDS), *(["paper", name] for name in PAPER)]
+BENCH = ["train", "predict"]
+ALL = [
+    [],
+    *([name] for name in COMMANDS),
+    *(["paper", name] for name in PAPER),
+    *(["bench", name] for name in BENCH),
+]
 
 
 @pytest.mark.parametrize("command", ALL, ids=" ".join)
@@ -44,7 +50,10 @@ def test_the_help_names_every_command_and_the_version_flag(capsys):
     [
         (["trian"], "snapens: unknown command 'trian': did you mean train?\n"),
         (["paper", "lst"], "snapens: unknown command 'lst': did you mean list?\n"),
-        (["xyzzy"], "snapens: unknown command 'xyzzy': choose from bench, demo, paper, report, train\n"),
+        (
+            ["xyzzy"],
+            "snapens: unknown command 'xyzzy': choose from bench, combine, demo, evaluate, paper, report, train\n",
+        ),
     ],
 )
 def test_a_mistyped_command_gets_a_suggestion(capsys, typed, message):

@@ -143,5 +143,8 @@ def test_bad_arguments_are_rejected(make_outputs):
         calibrated_log_likelihood(make_outputs(), splits=0)
     with pytest.raises(ArgumentError, match="networks must be at least one Outputs"):
         deep_ensemble_equivalent(make_outputs(), [])
-    with pytest.raises(ArgumentError, match="with the same labels as outputs"):
+    with pytest.raises(ArgumentError, match="with the same classes and labels as outputs, got 1"):
         deep_ensemble_equivalent(make_outputs(), [make_outputs(seed=1)])
+    outputs, wider = make_outputs(), make_outputs(classes=6)
+    with pytest.raises(ArgumentError, match="with the same classes and labels"):
+        deep_ensemble_equivalent(outputs, [replace(wider, labels=outputs.labels)])

@@ -32,7 +32,7 @@ def entry(recipe, origin=ORIGIN, between=True):
         seconds=4000.5,
         images_per_second=3750.0,
         pack=4,
-        test_images=paper.TEST_IMAGES[recipe.dataset.name],
+        test_images=paper.IMAGES[recipe.dataset.name][1],
         snapshot_epochs=tuple(float(e) for e in recipe.budget.epochs * (k + 1) / m),
         snapshot_percent=series(alone),
         last_percent=(*series(alone[-1:]), *series(last[1:])),

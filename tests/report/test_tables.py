@@ -50,21 +50,21 @@ def test_table_1_has_the_papers_groups_methods_and_columns():
     assert [row.method for row in found.groups[0].rows] == [method for method in methods if method != "Dropout"]
     for group in found.groups[1:]:
         assert [row.method for row in group.rows] == methods
-    assert [value.published if value else None for value in found.groups[2].rows[1].values] == [
+    assert [value.cell.published if value else None for value in found.groups[2].rows[1].values] == [
         *("6.08", "25.79", "1.79*", "39.68")
     ]
-    assert [value and value.published for value in found.groups[3].rows[5].values] == ["3.44", "17.41", None, None]
+    assert [value and value.cell.published for value in found.groups[3].rows[5].values] == ["3.44", "17.41", None, None]
 
 
 def test_tables_2_and_3_have_the_papers_rows():
     (imagenet,) = table(2, {}).groups
-    assert [(row.method, row.values[0].published) for row in imagenet.rows] == [
+    assert [(row.method, row.values[0].cell.published) for row in imagenet.rows] == [
         ("Single model", "24.01"),
         ("Snapshot Ensemble (M = 2)", "23.33"),
         ("Snapshot Ensemble (M = 3)", "23.96"),
     ]
     (cycles,) = table(3, {}).groups
-    published = [row.values[0].published for row in cycles.rows]
+    published = [row.values[0].cell.published for row in cycles.rows]
     assert published == ["22.92", "22.07", "21.93", "21.89", "22.16"]
     with pytest.raises(ArgumentError, match="number must be 1, 2 or 3, the tables of the paper, got 4"):
         table(4, {})

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
-from tyro.conf import Positional, subcommand
+from tyro.conf import subcommand
 
 from .. import __version__
 from ..errors import ArgumentError, SnapensError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
+from .evaluation import Combine, Evaluate
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
+from .timing import Bench
 
 
 @dataclass(frozen=True)
@@ -127,50 +129,14 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Measure the training speed of the engine and of plain PyTorch loops."""
-
-    what: Annotated[Literal["train"], Positional]
-    """What to measure."""
-
-    networks: Annotated[tuple[str, ...], Positional, tyro.conf.arg(metavar="[NETWORK ...]")] = (
-        "resnet110",
-        "wrn32",
-        "densenet40",
-    )
-    """Names of networks."""
-    dataset: str = "cifar100"
-    """The data set to train on."""
-    batch: int = 64
-    """Images per step."""
-    pack: int = 8
-    """The number of runs that share the device."""
-    engine_only: Flag = False
-    """Measure only the engine; for a DenseNet on a GPU, with and without fused blocks."""
-    seconds: float = 60.0
-    """The duration of each measurement, after a warm-up."""
-    data: Place = None
-    """The folder with the data set. By default the environment variable SNAPENS_DATA."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU if there is one, else the CPU."""
-    out: Place = None
-    """Also write the numbers to this JSON file."""
-
-    def __call__(self) -> int:
-        """Print images per second, and the ratio to the plain loop, after each measurement."""
-        from .timing import bench_train
-
-        bench_train(self)
-        return 0
-
-
-@dataclass(frozen=True)
 class Snapens:
     """Train one network, get an ensemble for free: Snapshot Ensembles for PyTorch."""
 
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Combine, subcommand("combine")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Paper, subcommand("paper")]
         | Annotated[Bench, subcommand("bench")]

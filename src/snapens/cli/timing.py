@@ -1,19 +1,139 @@
-"""Benchmarks on the terminal."""
+"""`snapens bench`: measure training and prediction."""
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
+from tyro.conf import Positional, subcommand
 
+from ..errors import ArgumentError
 from ..lab.recipe import Settings
 from ..storage import jsonfile
+from .evaluation import in_words
 from .interrupt import Interrupt
+from .options import Flag, Place, arg
 from .training import data_root, import_from_here
 
 if TYPE_CHECKING:
-    from . import Bench
+    import torch
+
+Networks = Annotated[tuple[str, ...], Positional, arg("[NETWORK ...]", "(default: resnet110 wrn32 densenet40)")]
+_NETWORKS = ("resnet110", "wrn32", "densenet40")
 
 
-def bench_train(options: "Bench") -> None:
+@dataclass(frozen=True)
+class BenchTrain:
+    """Measure the training speed of the engine and of plain PyTorch loops."""
+
+    networks: Networks = _NETWORKS
+    """Names of networks."""
+    dataset: str = "cifar100"
+    """The data set to train on."""
+    batch: int = 64
+    """Images per step."""
+    pack: int = 8
+    """The number of runs that share the device."""
+    engine_only: Flag = False
+    """Measure only the engine; for a DenseNet on a GPU, with and without fused blocks."""
+    seconds: float = 60.0
+    """The duration of each measurement, after a warm-up."""
+    data: Place = None
+    """The folder with the data set. By default the environment variable SNAPENS_DATA."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU if there is one, else the CPU."""
+    out: Place = None
+    """Also write the numbers to this JSON file."""
+
+    def __call__(self) -> int:
+        """Print images per second, and the ratio to the plain loop, after each measurement."""
+        bench_train(self)
+        return 0
+
+
+@dataclass(frozen=True)
+class BenchPredict:
+    """Measure the time of a prediction: one model, an Ensemble, and a Predictor."""
+
+    networks: Networks = _NETWORKS
+    """Names of networks, which get random weights. With --run, the network is that of the run."""
+    run: Place = None
+    """A run folder, whose snapshots predict."""
+    data: Place = None
+    """The folder with the data set of the run, whose test examples are predicted. By default random inputs."""
+    threshold: Annotated[float | None, arg("FLOAT")] = None
+    """The threshold of early exit. By default that of the run's combination.json."""
+    members: int = 5
+    """The number of members, without --run."""
+    batches: tuple[int, ...] = (1, 32, 256, 1024)
+    """The batch sizes to measure."""
+    seconds: float = 1.0
+    """The duration of each measurement, after a warm-up."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU if there is one, else the CPU."""
+    out: Place = None
+    """Also write the numbers to this JSON file."""
+
+    def __call__(self) -> int:
+        """Print milliseconds per batch, and the ratio to one model, after each measurement."""
+        if self.run is None and (self.threshold is not None or self.data is not None):
+            raise ArgumentError("threshold and data need the snapshots of a run: add --run FOLDER")
+        if not self.batches or min(self.batches) < 1 or self.members < 1:
+            raise ArgumentError(
+                f"batches and members must be at least 1, got {self.batches} and {self.members}: give larger numbers"
+            )
+        bench_predict(self)
+        return 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure the speed of training, or the time of a prediction."""
+
+    command: Annotated[BenchTrain, subcommand("train")] | Annotated[BenchPredict, subcommand("predict")]
+
+    def __call__(self) -> int:
+        """Run the subcommand."""
+        return self.command()
+
+
+def bench_predict(options: BenchPredict) -> None:
+    """Print a line per measurement, with its ratio to one model, and write the numbers so far to `options.out`."""
+    import torch
+
+    from ..lab.engine import speed
+    from ..lab.engine.pack import chosen_device
+
+    device = chosen_device(options.device)
+    import_from_here(options.networks)
+    console = Console(highlight=False)
+    console.print(f"{_named(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
+    found: dict[str, Any] = {"device": _named(device), "torch": torch.__version__, "networks": {}}
+    one = 0.0
+    with Interrupt():
+        for name in options.networks if options.run is None else (options.run.name,):
+            if options.run is None:
+                subject = speed.of_network(name, options.members, options.batches, device)
+            else:
+                subject = speed.of_run(options.run, options.data, options.threshold, options.batches, device)
+            threshold = subject.ensemble.combination.exit_threshold
+            numbers: dict[str, Any] = {"exit_threshold": threshold, "qualities": {}, "timings": []}
+            found["networks"][name] = numbers
+            if options.run is not None:
+                console.print(in_words(subject.ensemble.combination, len(subject.ensemble.members)), soft_wrap=True)
+            for what, quality in subject.qualities():
+                numbers["qualities"][what] = asdict(quality)
+                console.print(f"{name}, {what}: {quality}")
+            for batch in options.batches:
+                for timing in subject.timings(batch, options.seconds):
+                    one = timing.median_ms if timing.what == speed.ONE else one
+                    ratio = timing.median_ms / one
+                    numbers["timings"].append({**asdict(timing), "ratio": ratio})
+                    console.print(f"{name:12} {batch:5}  {timing.what:28} {timing.median_ms:10.3f} {ratio:7.2f} ×")
+                _write(options.out, found)
+
+
+def bench_train(options: BenchTrain) -> None:
     """Print a line per measurement, with its ratio to the first one, and write the numbers so far to `options.out`."""
     import torch
 
@@ -22,8 +142,7 @@ def bench_train(options: "Bench") -> None:
 
     device, root = chosen_device(options.device), data_root(options.data)
     import_from_here(options.networks)
-    threads = torch.get_num_threads()
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
+    name = _named(device)
     found: dict[str, dict[str, float | None]] = {}
     console = Console(highlight=False)
     console.print(f"{name}, torch {torch.__version__}, batch {options.batch}, {options.dataset}; training images/s")
@@ -41,14 +160,19 @@ def bench_train(options: "Bench") -> None:
                 plain = next(iter(speeds.values()))
                 shown = "–" if speed is None or plain is None else f"{speed:10,.0f} {speed / plain:6.1f} ×"
                 console.print(f"{recipe.network.name:12} {what:44} {shown}")
-                if options.out is not None:
-                    options.out.write_bytes(
-                        jsonfile.dumps(
-                            {
-                                "device": name,
-                                "torch": torch.__version__,
-                                "batch": options.batch,
-                                "images_per_second": found,
-                            }
-                        )
-                    )
+                _write(
+                    options.out,
+                    {"device": name, "torch": torch.__version__, "batch": options.batch, "images_per_second": found},
+                )
+
+
+def _named(device: "torch.device") -> str:
+    import torch
+
+    threads = torch.get_num_threads()
+    return torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
+
+
+def _write(out: Path | None, content: dict[str, Any]) -> None:
+    if out is not None:
+        out.write_bytes(jsonfile.dumps(content))

@@ -69,16 +69,20 @@ def deep_ensemble_equivalent(
     Zero networks predict all classes with equal probability. The result is infinite if the combination is better than
     all networks together.
     """
-    if not networks or any(not np.array_equal(other.labels, outputs.labels) for other in networks):
+    shape = outputs.log_probabilities.shape[1:]
+    if not networks or any(
+        other.log_probabilities.shape[1:] != shape or not np.array_equal(other.labels, outputs.labels)
+        for other in networks
+    ):
         raise ArgumentError(
-            f"networks must be at least one Outputs with the same labels as outputs, got {len(networks)}: "
+            f"networks must be at least one Outputs with the same classes and labels as outputs, got {len(networks)}: "
             "evaluate the independent networks on the same examples, in the same order"
         )
     count = len(networks)
     members = tuple((f"network {k}", 1) for k in range(count))
     pooled = Outputs(members, np.stack([other.log_probabilities[-1] for other in networks]), outputs.labels)
     ours = calibrated_log_likelihood(outputs, combination, splits=splits, seed=seed)
-    below = -np.log(pooled.log_probabilities.shape[-1])
+    below = -np.log(shape[-1])
     for size in range(1, count + 1):
         circle = [[(start + k) % count for k in range(size)] for start in range(count if size < count else 1)]
         groups = np.array([np.isin(np.arange(count), group) / size for group in circle])

@@ -14,9 +14,9 @@ from .held_out import check_held_out
 def exit_threshold(outputs: Outputs, combination: Combination | None = None, loss: float = 0.0) -> float | None:
     """The lowest confidence at which early exit loses at most `loss` of the accuracy, a fraction.
 
-    Early exit is compared with the full combination on the same examples. A threshold is accepted if the difference of
-    the errors plus one paired standard error of this difference is at most `loss`. The difference does not fall
-    steadily with the threshold, so every observed confidence is tried. None if no accepted threshold saves work.
+    Early exit is compared with the full combination on the same examples: its error may be higher by at most `loss`.
+    The difference does not fall steadily with the threshold, so every observed confidence is tried. None if no accepted
+    threshold saves work.
 
     Examples:
         >>> p = [[[0.3, 0.7], [0.9, 0.1], [0.9, 0.1]], [[0.6, 0.4], [0.8, 0.2], [0.9, 0.1]]]
@@ -29,13 +29,11 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
         raise ArgumentError(f"exit_loss must be at least 0 and less than 1 (a fraction), or None, got {loss!r}")
     answers = prefixes(outputs, combination)
     members, examples = answers.wrong.shape
-    if members == 1 or examples == 1:  # one example has no standard error
+    if members == 1:
         return None
-    confidence, saved, total, squares = _as_the_threshold_falls(answers)
-    mean = total / examples
-    error = np.sqrt(np.maximum(squares / examples - mean**2, 0) / (examples - 1))
+    confidence, saved, more_errors = _as_the_threshold_falls(answers)
     below = np.append(confidence[1:], confidence[-1])
-    accepted = (mean + error <= loss + 1e-12) & (saved > 0)
+    accepted = (more_errors <= loss * examples + 1e-9) & (saved > 0)
     accepted[:-1] &= below[:-1] < confidence[:-1]  # examples of equal confidence exit together
     if not accepted.any():
         return None
@@ -43,10 +41,9 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     return float((confidence[lowest] + below[lowest]) / 2)  # between two confidences: rounding cannot change an exit
 
 
-def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole, Whole]:
-    """All confidences, falling; and with a threshold at each: members saved, sum and sum of squares of the differences.
+def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:
+    """All confidences, falling; and with a threshold at each: members saved, and errors of early exit minus all errors.
 
-    The difference of an example is 1 if only its early exit is wrong, and −1 if only the full combination is wrong.
     The confidence of the newest k members moves the exit of an example to k unless a smaller k was more confident.
     """
     members, examples = answers.wrong.shape
@@ -63,4 +60,4 @@ def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole, Who
     def moved(values: Whole) -> Whole:
         return running(np.take_along_axis(values, after, axis=0) - np.take_along_axis(values, before, axis=0))
 
-    return confidence[falling], running(before - after), moved(difference), moved(difference**2)
+    return confidence[falling], running(before - after), moved(difference)

@@ -37,8 +37,8 @@ def fit(
     - `weights`: "equal" (those of "greedy" remain), or "simplex", the weights with the lowest NLL.
       Like "greedy", it compares predictions before the temperature.
     - `temperature`: whether to fit the temperature by NLL.
-    - `exit_loss`: early exit may lose this fraction of the accuracy, including one standard error of the difference to
-      the full combination; 0 means no measurable loss, None no early exit.
+    - `exit_loss`: early exit may lose this fraction of the accuracy on the held-out examples; 0 means that it makes no
+      more errors than the full combination, None that all members are always evaluated.
 
     Outputs of the test part are rejected. `gains` measures what each choice is worth.
 
@@ -88,8 +88,8 @@ def gains(
     """What each choice of `fit` gains, in the order in which they are made; the first is compared with the plain mean.
 
     A choice looks too good on the examples that it was fitted on. So everything is fitted on a random half and
-    measured on the other half, in both directions, and the results for all examples are averaged. Since half of the
-    examples choose slightly worse than all of them, the gains of `fit` itself are slightly larger.
+    measured on the other half, in both directions, and the results for all examples are averaged. Half of the
+    examples choose slightly worse than all of them, so the gains of `fit` itself tend to be slightly larger.
     """
     check_held_out(outputs)
     if len(outputs.labels) < 2:

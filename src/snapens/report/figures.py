@@ -62,7 +62,12 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
     """
     described = paper_figures.figure(name)
     layout = _LAYOUTS[name]
-    places = [(draw, panel) for draw in layout.draws for panel in _panels(name, network)]
+    if not (panels_of_figure := described.panels(network)):
+        choices = ", ".join(other for other in names.NETWORKS if described.panels(other))
+        raise ArgumentError(
+            f"network must be one with cells of the paper for figure {name}, got {network!r}: choose from {choices}"
+        )
+    places = [(draw, panel) for draw in layout.draws for panel in panels_of_figure]
     with style.drawing():
         if measured_only:  # tried on axes that are thrown away
             scratch = style.figure().subplots()
@@ -119,16 +124,6 @@ def _draw_panels(grid: Any, places: Sequence[tuple[Draw, Panel]], entries: Entri
         for axes in alike:
             axes.set_ylim(min(lows), max(highs))
     return evidence
-
-
-def _panels(name: str, network: str | None) -> tuple[Panel, ...]:
-    described = paper_figures.figure(name)
-    if found := described.panels(network):
-        return found
-    choices = ", ".join(other for other in names.NETWORKS if described.panels(other))
-    raise ArgumentError(
-        f"network must be one with cells of the paper for figure {name}, got {network!r}: choose from {choices}"
-    )
 
 
 def _leave_empty(axes: Any) -> None:

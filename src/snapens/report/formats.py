@@ -122,7 +122,8 @@ def latex(table: Table) -> str:
         lines.append("\\midrule")
         for k, row in enumerate(group.rows):
             network = f"\\multirow{{{len(group.rows)}}}{{*}}{{{_in_latex(group.network)}}}" if k == 0 else ""
-            shown = [_in_blue(text) if row.is_the_papers else text for text in _shown(row, _LATEX)]
+            form = "\\textcolor{{blue}}{{{}}}" if row.is_the_papers else "{}"
+            shown = [form.format(text) if text.strip(UNMEASURED) else text for text in _shown(row, _LATEX)]
             lines.append(" & ".join([network, _in_latex(row.method), *shown]) + " \\\\")
     caption = f"{table.title}. {_NOTE.format(best='Bold')}"
     lines += [
@@ -151,7 +152,7 @@ def _shown(row: Row, marks: _Marks) -> list[str]:
 def _published(value: Value | None, marks: _Marks) -> str:
     if value is None:
         return UNMEASURED
-    text = value.published.replace("*", marks.star)
+    text = value.cell.published.replace("*", marks.star)
     return marks.best.format(text) if value.published_is_best else text
 
 
@@ -183,7 +184,3 @@ def _in_latex(text: str) -> str:
     """A plain text as LaTeX: `(α₀ = 0.1)` becomes a formula, % is escaped."""
     formula = re.sub(r"\((\S+) = (\S+)\)", r"($\1=\2$)", text.replace("%", "\\%"))
     return formula.replace("α₀", "\\alpha_0").replace("±", "$\\pm$").replace("; *", "; $^*$")
-
-
-def _in_blue(text: str) -> str:
-    return f"\\textcolor{{blue}}{{{text}}}" if text.strip("–") else text

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -39,6 +38,7 @@ def render(runs: Sequence[Run], focus: str | None = None) -> str:
     jinja = package("jinja2", "report")
     look = {"trim_blocks": True, "lstrip_blocks": True}
     environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined, **look)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= {"percent": _percent, "decimal": _decimal, "signed": _signed, "duration": _duration}
     markup = package("markupsafe", "report").Markup
     page: str = environment.from_string(_resource("page.html.jinja")).render(
@@ -53,7 +53,7 @@ def render(runs: Sequence[Run], focus: str | None = None) -> str:
         choosing=choosing(summary.details.evidence),
         thresholds=[f"{threshold:g}" for threshold in THRESHOLDS],
         table=table,
-        data=markup(_script_json({"table": table, "examples": _examples(summary)})),
+        data={"table": table, "examples": _examples(summary)},
         style=markup(style),
         script=markup(script),
         policy=_policy(style, script),
@@ -103,14 +103,6 @@ def _thumbnail(pixels: NDArray[np.uint8]) -> str:
     colours = pixels[:, :, :3] if pixels.shape[-1] >= 3 else pixels[:, :, 0]
     image.fromarray(np.ascontiguousarray(colours)).save(content, "png", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
-
-
-def _script_json(data: Any) -> str:
-    """JSON in ASCII that can neither close nor open a script element."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def _settings(summary: Summary) -> Iterable[tuple[str, str]]:

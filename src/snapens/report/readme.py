@@ -23,7 +23,8 @@ def results(entries: Entries) -> str:
     numbers: dict[tuple[object, ...], paper.Cell] = {}
     for cell in paper.cells():
         numbers.setdefault((cell.recipe, cell.reads, cell.seeds), cell)
-    for cell in sorted(numbers.values(), key=_network_and_dataset):
+    networks, datasets = list(names.NETWORKS), list(names.DATASETS)
+    for cell in sorted(numbers.values(), key=lambda one: (networks.index(one.network), datasets.index(one.dataset))):
         value = Value(cell, Spread(tuple(measured(cell, entries))))
         if value.difference is not None:
             rows.append(_row(value, sorted({origin.device for origin in origins(cell, entries)})))
@@ -38,10 +39,6 @@ def update(text: str, block: str) -> str:
     return f"{text[: begin + len(BEGIN)]}\n\n{block}\n\n{text[end:]}"
 
 
-def _network_and_dataset(cell: paper.Cell) -> tuple[int, int]:
-    return list(names.NETWORKS).index(cell.network), list(names.DATASETS).index(cell.dataset)
-
-
 def _row(value: Value, hardware: list[str]) -> list[str]:
     cell, ours = value.cell, value.ours
     spread = "" if ours.deviation is None else f" ± {ours.deviation:.2f}"
@@ -49,7 +46,7 @@ def _row(value: Value, hardware: list[str]) -> list[str]:
         names.NETWORKS[cell.network],
         names.DATASETS[cell.dataset],
         names.METHODS[cell.method],
-        value.published.replace("*", "\\*"),
+        cell.published.replace("*", "\\*"),
         f"{ours.mean:.2f}{spread}",
         f"{value.difference:+.2f}",
         str(ours.n),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError, StoreError
 from ..lab.recipe.recipe import Recipe
-from ..lab.recipe.value import unknown
+from ..lab.recipe.value import look_up
 from ..lab.records.run import Run, require_same_test, same_data
 from ..quality import Quality
 from .account import Account, Part
@@ -106,9 +106,7 @@ def with_data_of_focus(runs: Sequence[Run], focus: str | None = None) -> list[Ru
 def _focus(runs: Sequence[Run], name: str | None) -> Run:
     names = {run.path.resolve().name: run for run in reversed(runs)}
     if name is not None:
-        if name not in names:
-            raise unknown("focus", name, names)
-        return names[name]
+        return look_up("focus", name, names)
 
     complete = [run.recipe for run in runs if not run.is_own_loop and _is_complete(run)]
 

@@ -24,12 +24,6 @@ class Value:
     """Whether it is the best of several measured values in its group and column."""
 
     @property
-    def published(self) -> str:
-        """As in the paper, with its star."""
-        percent = self.cell.published_percent
-        return "–" if percent is None else f"{percent:.2f}{'*' * self.cell.starred}"
-
-    @property
     def difference(self) -> float | None:
         """Our mean minus the published value, in points."""
         published = self.cell.published_percent
@@ -80,7 +74,7 @@ def table(number: int, entries: Entries) -> Table:
     """Table 1, 2 or 3.
 
     Examples:
-        >>> table(3, {}).groups[0].rows[3].values[0].published
+        >>> table(3, {}).groups[0].rows[3].values[0].cell.published
         '21.89'
     """
     if number not in _TITLES:

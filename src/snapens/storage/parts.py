@@ -146,6 +146,14 @@ class PartFolder:
         return found
 
 
+def names(folder: Path) -> list[str]:
+    """The parts with outputs in a run folder."""
+    found = {path.stem for path in (folder / "outputs").glob("*.json")}
+    if durable.exists(folder / FORMAT_1):
+        found |= {name.removesuffix("_labels") for name in tensorfile.entries(folder / FORMAT_1) if "_labels" in name}
+    return sorted(found)
+
+
 Loaded = tuple[tuple[tuple[str, int], ...], NDArray[np.float16], NDArray[np.int64]]
 
 

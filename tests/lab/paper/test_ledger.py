@@ -29,7 +29,7 @@ MADE = {"pack": 4, "device": "NVIDIA H200", "torch": "2.11.0", "snapens": "0.1.0
 
 @pytest.fixture(autouse=True)
 def data_sets_of_forty_test_images(monkeypatch):
-    monkeypatch.setattr(paper, "TEST_IMAGES", dict.fromkeys(paper.TEST_IMAGES, 40))
+    monkeypatch.setattr(paper, "IMAGES", {name: (train, 40) for name, (train, _) in paper.IMAGES.items()})
 
 
 def finished(folder, recipe=SNAPSHOT, labels=LABELS, trained=7, images=None, **last_words):
@@ -397,7 +397,7 @@ def test_a_number_of_runs_that_are_missing_or_have_changed_is_rejected(recorded)
 
 
 def test_another_number_of_test_images_is_rejected(tmp_path, monkeypatch):
-    monkeypatch.setattr(paper, "TEST_IMAGES", {**paper.TEST_IMAGES, "cifar100": 10_000})
+    monkeypatch.setattr(paper, "IMAGES", {**paper.IMAGES, "cifar100": (50_000, 10_000)})
     with pytest.raises(ArgumentError, match="test_images must be 10,000 for cifar100, got 40"):
         ledger.record(finished(tmp_path), tmp_path / "results", "c")
 
@@ -528,7 +528,7 @@ def test_the_ledger_is_read_without_torch(tmp_path):
     ledger.record(finished(tmp_path), tmp_path / "results", "c")
     code = (
         "import sys; from pathlib import Path; from snapens.lab.paper import cells as paper, ledger\n"
-        "paper.TEST_IMAGES['cifar100'] = 40\n"
+        "paper.IMAGES['cifar100'] = (50_000, 40)\n"
         f"entries = ledger.entries(Path({str(tmp_path / 'results')!r}))\n"
         "assert len(ledger.measured(paper.find('densenet40-cifar100-m6'), entries)) == 1\n"
         "assert 'torch' not in sys.modules"

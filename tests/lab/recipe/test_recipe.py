@@ -168,6 +168,15 @@ def test_a_class_that_is_in_no_table_cannot_be_part_of_a_recipe():
         Upside()
 
 
+def test_a_part_of_a_recipe_must_have_its_type():
+    with pytest.raises(
+        ArgumentError, match="optimizer must be of type Optimizer, or an object of its fields, got 'sgd'"
+    ):
+        Recipe(optimizer="sgd")
+    with pytest.raises(ArgumentError, match="optimizer must be of type Optimizer"):
+        Recipe(optimizer=Network())
+
+
 def test_a_list_is_accepted_for_a_tuple():
     assert Recipe(transforms=[Mirror()]) == Recipe(transforms=(Mirror(),))
 
@@ -223,7 +232,7 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"momentum": 0.9, "optimizer": "adamw"}, "momentum must be given for sgd only, got 0.9 for adamw"),
         ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and less than 1, got 1.0"),
         ({"ema": 1.0}, "ema must have a decay of more than 0 and less than 1, got 1.0"),
-        ({"decays": "some"}, "decays must be one of 'all', 'weights', got 'some'"),
+        ({"decays": "some"}, "decays must be one of all, weights, got 'some'"),
         ({"transforms": ("flip",)}, "'flip': choose from cutout, jitter, lighting, mirror"),
         ({"transforms": ("mirror=1",)}, "transform must be mirror without a setting, got 'mirror=1'"),
         ({"transforms": ("cutout=x",)}, "transform must be cutout or cutout=NUMBER, got 'cutout=x'"),
@@ -231,12 +240,12 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"transforms": ("jitter=2.0",)}, "strength must be more than 0 and at most 1, got 2.0"),
         ({"transforms": ("lighting=0.0",)}, "strength must be more than 0 and at most 1, got 0.0"),
         ({"method": "grow"}, r"pattern must be given for the method grow, and for no other, got \(\)"),
-        ({"method": "grow", "pattern": ("cold",)}, r"pattern must be a tuple of items one of 'warm', 'fresh', got"),
+        ({"method": "grow", "pattern": ("cold",)}, "pattern must be one of warm, fresh, got 'cold'"),
         ({"pattern": ("warm",)}, r"pattern must be given for the method grow, and for no other, got \('warm',\)"),
-        ({"lr": "0.1"}, "lr must be of type float, got '0.1'"),
-        ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
-        ({"epochs": True}, "epochs must be of type int, got True"),
-        ({"network": 110}, "name must be of type str, got 110"),
+        ({"lr": "0.1"}, "lr must be float, got '0.1'"),
+        ({"epochs": 2.5}, "epochs must be int, got '2.5'"),
+        ({"epochs": True}, "epochs must be int, got 'True'"),
+        ({"network": 110}, "name must be str, got '110'"),
     ],
 )
 def test_a_setting_that_breaks_a_rule_is_named_with_the_rule_and_the_value(settings, message):
@@ -247,8 +256,8 @@ def test_a_setting_that_breaks_a_rule_is_named_with_the_rule_and_the_value(setti
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "recipe must be an object of fields, got list"),
-        (None, "recipe must be an object of fields, got NoneType"),
+        ([], r"recipe must be of type Recipe, or an object of its fields, got '\[\]'"),
+        (None, "recipe must be of type Recipe, or an object of its fields, got 'None'"),
         ({"learning_rate": 1}, "unknown field 'learning_rate' of recipe"),
         ({"network": "wrn32", "learning_rate": 1}, "'learning_rate'"),
         ({"network": "wrn32", "ema": 0.9}, "'ema'"),
@@ -257,14 +266,14 @@ def test_a_setting_that_breaks_a_rule_is_named_with_the_rule_and_the_value(setti
         ({"network": "wrn32", "method": ["a"]}, "method must be one of"),
         ({"network": "wrn32", "lr": "0.1"}, "lr must be float, got '0.1'"),
         ({"network": {"depth": 3}}, "unknown field 'depth' of network"),
-        ({"network": 3}, "network must be an object of fields, got int"),
+        ({"network": 3}, "network must be of type Network, or an object of its fields, got '3'"),
         ({"optimizer": {"kind": "sdg"}}, "'sdg': did you mean sgd"),
         ({"optimizer": {"lr": 0.1}}, "optimizer.*None"),
         ({"optimizer": {"kind": "sgd", "lr": "0.1"}}, "lr must be float, got '0.1'"),
         ({"optimizer": {"kind": "sgd", "lr": None}}, "lr must be float, got 'None'"),
         ({"optimizer": {"kind": []}}, "optimizer"),
         ({"transforms": {"kind": "mirror"}}, "transforms must be"),
-        ({"transforms": ["mirror"]}, "transform must be an object of fields, got str"),
+        ({"transforms": ["mirror"]}, "transform must be of type Transform, or an object of its fields, got 'mirror'"),
         ({"method": {"kind": "grow", "pattern": ["warm", "cold"]}}, "pattern must be one of warm, fresh, got 'cold'"),
         ({"budget": {"epochs": 1.5}}, "epochs must be int, got '1.5'"),
         ({"seed": "1"}, "seed must be int, got '1'"),

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import ArgumentError, DataError, MissingDataError
-from ..recipe.value import unknown
-from . import arrays, cifar, folder, imagenet, svhn, tinyimagenet
-from .images import ImageData
+from ..recipe.value import look_up
+from . import arrays, cifar, folder, glyphs, imagenet, svhn, tinyimagenet
 from .protocol import Data
 from .sources import cache_folder
 
@@ -21,18 +20,12 @@ class Reader:
     own: str = ""
 
 
-def _glyphs(root: Path) -> ImageData:
-    from . import glyphs
-
-    return glyphs.load()
-
-
 DATASETS = {
     "arrays": Reader(arrays.read, own="an .npz file with x_train and y_train"),
     "cifar10": Reader(partial(cifar.read, cifar.CIFAR10)),
     "cifar100": Reader(partial(cifar.read, cifar.CIFAR100)),
     "folder": Reader(folder.read, own="a folder with one sub-folder of images per class"),
-    "glyphs": Reader(_glyphs),
+    "glyphs": Reader(lambda _: glyphs.load()),
     "imagenet": Reader(imagenet.read, own="a folder with train/WNID/*.JPEG and val/WNID/*.JPEG"),
     "svhn": Reader(partial(svhn.read, "svhn", svhn.TRAIN)),
     "svhn-extra": Reader(partial(svhn.read, "svhn-extra", svhn.TRAIN_AND_EXTRA)),
@@ -41,19 +34,13 @@ DATASETS = {
 
 
 def load(
-    name: str,
-    root: Path | None,
-    *,
-    download: bool = False,
-    progress: Callable[[int, int], object] | None = None,
+    name: str, root: Path | None, *, download: bool = False, progress: Callable[[int, int], object] | None = None
 ) -> Data:
     """Read a data set from `root`, by default the cache folder; with `download`, missing files are downloaded first.
 
     `progress` is called with the number of bytes that have arrived and the size of the file.
     """
-    if name not in DATASETS:
-        raise unknown("dataset", name, DATASETS)
-    reader = DATASETS[name]
+    reader = look_up("dataset", name, DATASETS)
     if root is None and reader.own:
         raise ArgumentError(f"data must be {reader.own}, got none: pass it with --data or the variable SNAPENS_DATA")
     place = cache_folder() if root is None else Path(root).expanduser()

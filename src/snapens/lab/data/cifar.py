@@ -52,6 +52,8 @@ class Cifar:
     versions: tuple[Version, ...]
 
 
+_BATCHES = tuple(f"data_batch_{batch}" for batch in range(1, 6))
+_BINARY_BATCHES = tuple(f"{name}.bin" for name in _BATCHES)
 CIFAR10 = Cifar(
     "cifar10",
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -60,20 +62,9 @@ CIFAR10 = Cifar(
     names="label_names",
     versions=(
         Version(
-            "cifar-10-binary.tar.gz",
-            "cifar-10-batches-bin",
-            tuple(f"data_batch_{batch}.bin" for batch in range(1, 6)),
-            "test_batch.bin",
-            "batches.meta.txt",
+            "cifar-10-binary.tar.gz", "cifar-10-batches-bin", _BINARY_BATCHES, "test_batch.bin", "batches.meta.txt"
         ),
-        Version(
-            "cifar-10-python.tar.gz",
-            "cifar-10-batches-py",
-            tuple(f"data_batch_{batch}" for batch in range(1, 6)),
-            "test_batch",
-            "batches.meta",
-            pickled=True,
-        ),
+        Version("cifar-10-python.tar.gz", "cifar-10-batches-py", _BATCHES, "test_batch", "batches.meta", pickled=True),
     ),
 )
 CIFAR100 = Cifar(

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,13 @@ log = logging.getLogger("snapens")
 
 SMALL = 64
 """Square images that all have the same size, up to this one, are kept in memory; others are cropped to 224 × 224."""
-IMAGENET_MEAN = (123.675, 116.28, 103.53)
-IMAGENET_DEVIATION = (58.395, 57.12, 57.375)
+PHOTOS: dict[str, Any] = {
+    "augmentation": "imagenet",
+    "size": 224,
+    "mean": (123.675, 116.28, 103.53),
+    "deviation": (58.395, 57.12, 57.375),
+}
+"""How images that are cropped are augmented and normalised; mean and deviation are those of ImageNet."""
 
 Listed = tuple[list[str], NDArray[np.int64]]
 """The name, relative to the root, and the label of each image."""
@@ -50,11 +56,8 @@ def read(root: Path) -> ImageData:
         images["train"],
         images.pop("test") if "test" in images else images.pop("val"),
         classes,
-        augmentation="crop-mirror" if small else "imagenet",
-        size=width if small else 224,
-        mean=None if small else IMAGENET_MEAN,
-        deviation=None if small else IMAGENET_DEVIATION,
         held_out=images.get("val"),
+        **({"augmentation": "crop-mirror", "size": width} if small else PHOTOS),
     )
 
 

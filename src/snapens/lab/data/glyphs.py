@@ -29,11 +29,7 @@ SIZE = 16
 _ATLAS = Path(__file__).with_name("glyphs.npz")
 _EDITION = 1  # part of the names of cached files: raise it whenever a pixel changes
 _ONE = 256  # positions, rotations, shears and scales are in units of 1/256
-_TURN, _SHEAR, _SHIFT = (
-    77,
-    77,
-    512,
-)  # the largest values in both directions: 0.3 (17 degrees), 0.3, 2 pixels of the atlas
+_TURN, _SHEAR, _SHIFT = 77, 77, 512  # largest values in both directions: 0.3 (17 degrees), 0.3, 2 pixels of the atlas
 _STEP = 282, 410  # from one pixel to the next: 1.1 to 1.6 pixels of the atlas
 _INK, _PAPER = (90, 200), (0, 80)  # the brightness of a stroke above the background, and that of the background
 _NOISE_PERCENT = 23  # of the sum of four random bytes, whose standard deviation is 148
@@ -98,16 +94,13 @@ def _distorted(
     twice = 2 * np.arange(SIZE, dtype=np.int64) - (SIZE - 1)  # twice the distance from the centre, an integer
     x, y = twice * step, twice[:, None] * step
     x = x + y * shear // _ONE
-    x, y = (
-        x - y * turn // _ONE,
-        y + x * turn // _ONE,
-    )  # a rotation by arctan(turn), without a sine that would be rounded
+    # a rotation by arctan(turn), without a sine that would be rounded
+    x, y = x - y * turn // _ONE, y + x * turn // _ONE
     middle = (atlas.shape[-1] - 1) * _ONE // 2
     stroke = _sampled(atlas[font, labels], middle + right + x // 2, middle + low + y // 2)
 
-    grain: Integers = (
-        noise.astype("<u8").view(np.uint8).reshape(-1, SIZE, SIZE, 4).sum(-1, dtype=np.int64) - 4 * 255 // 2
-    )
+    bytes_of_noise = noise.astype("<u8").view(np.uint8).reshape(-1, SIZE, SIZE, 4)
+    grain: Integers = bytes_of_noise.sum(-1, dtype=np.int64) - 4 * 255 // 2
     shade = paper + stroke * ink // 255 + grain * _NOISE_PERCENT // 100
     return np.clip(shade, 0, 255).astype(np.uint8)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .files import PhotoFiles
-from .folder import IMAGENET_DEVIATION, IMAGENET_MEAN, listed, subfolders
+from .folder import PHOTOS, listed, subfolders
 from .images import ImageData, Images
 from .sources import missing
 
@@ -14,14 +14,6 @@ def read(root: Path) -> ImageData:
     classes = subfolders(folder / "train")
     if not classes or not subfolders(folder / "val"):
         raise missing(root, "train/WNID/*.JPEG and val/WNID/*.JPEG (validation images sorted into such folders too)")
-    (train, train_labels), (val, val_labels) = (listed(folder, split, classes) for split in ("train", "val"))
-    return ImageData(
-        "imagenet",
-        Images(PhotoFiles(folder, train), train_labels, train),
-        Images(PhotoFiles(folder, val), val_labels, val),
-        classes,
-        augmentation="imagenet",
-        size=224,
-        mean=IMAGENET_MEAN,
-        deviation=IMAGENET_DEVIATION,
-    )
+    parts = (listed(folder, split, classes) for split in ("train", "val"))
+    train, val = (Images(PhotoFiles(folder, names), labels, names) for names, labels in parts)
+    return ImageData("imagenet", train, val, classes, **PHOTOS)

@@ -1,9 +1,9 @@
 """Labelled images, as every data set provides them: uint8 pixels, integer labels, names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError
 from ..recipe.transforms import Transform
 from .augment import AUGMENTATIONS
+from .files import PhotoFiles
 from .labels import digest, hold_out, require_labels, spread
 
 if TYPE_CHECKING:
@@ -22,30 +23,14 @@ Augmentation = Literal["none", "crop-mirror", "crop-mirror-rgb", "imagenet"]
 """How training images are cropped and transformed by default: names in `augment.AUGMENTATIONS`."""
 
 
-class ImageFiles(Protocol):
-    """Images that do not fit into memory: decoded when they are needed, by several threads at once."""
-
-    def __len__(self) -> int:
-        """The number of images."""
-
-    def take(self, indices: NDArray[np.int64]) -> "ImageFiles":
-        """Some of the images; no file is opened."""
-
-    def identity(self) -> Iterator[bytes]:
-        """Bytes that differ from those of other images."""
-
-    def crops(self, indices: NDArray[np.int64], draws: NDArray[np.float32] | None) -> NDArray[np.uint8]:
-        """Crops of (size, size, 3) pixels: random ones by `draws` (images, columns) in [0, 1), or central ones."""
-
-
 @dataclass(frozen=True)
 class Images:
-    """`pixels` is (images, height, width, channels), or files to decode; `labels` is (images,).
+    """`pixels` is (images, height, width, channels), or files, decoded when they are needed; `labels` is (images,).
 
     `names` are those of the files, relative to the folder of the data; None for arrays.
     """
 
-    pixels: NDArray[np.uint8] | ImageFiles
+    pixels: NDArray[np.uint8] | PhotoFiles
     labels: NDArray[np.int64]
     names: Sequence[str] | None = None
 

@@ -62,16 +62,13 @@ class _DType:
         """Ignore the byte order and similar properties, which uint8 does not have."""
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    return text.encode("latin-1")  # Python 3 writes bytes into a pickle of protocol 2 in this way
-
-
 _REPLACEMENTS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
     ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _DType,
-    ("_codecs", "encode"): _encode,
+    # Python 3 writes bytes into a pickle of protocol 2 as text to encode in Latin-1
+    ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),
 }
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError, DataError
 from ...storage import jsonfile
 from ...storage.durable import publish
+from ...storage.typed import decoded
 from .sources import content
 
 log = logging.getLogger("snapens")
@@ -22,9 +23,7 @@ SHARE = 0.1
 """The part of each class that becomes the test set."""
 
 
-def stratified(
-    labels: NDArray[np.int64], share: float = SHARE, seed: int = 0
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def stratified(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices to train on and to test on; a class with two or more images has at least one to test on.
 
     Examples:
@@ -33,11 +32,11 @@ def stratified(
         (27, 3)
     """
     # the raw output of the generator is the same in every version of NumPy
-    draws = np.random.Philox(key=[seed, 0x7E57]).random_raw(len(labels))
+    draws = np.random.Philox(key=[0, 0x7E57]).random_raw(len(labels))
     chosen = []
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
-        count = max(1, round(share * len(of_class))) if len(of_class) > 1 else 0
+        count = max(1, round(SHARE * len(of_class))) if len(of_class) > 1 else 0
         chosen.append(of_class[np.argsort(draws[of_class], kind="stable")[:count]])
     test = np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
     if not len(test):
@@ -80,13 +79,13 @@ def by_name(root: Path, names: Sequence[str], labels: NDArray[np.int64]) -> NDAr
 def _recorded(path: Path, names: Iterable[str]) -> dict[str, bool]:
     """Whether each image that an earlier call saw is tested on."""
     try:
-        found = jsonfile.loads(content(path))
-        test, train = _names(found["test"]), _names(found.get("train", []))
+        found = decoded(dict[str, tuple[str, ...]], jsonfile.loads(content(path)), "split")
+        test, train = {*found["test"]}, {*found.get("train", ())}
         if both := test & train:
             raise ValueError(f"{min(both)} is in both parts")
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError) as error:
         raise DataError(
             f"{path} must be the split that an earlier run recorded, got {type(error).__name__}: {error}: "
             "restore it, or remove it for a new split, which may move tested images to the training set"
@@ -98,12 +97,6 @@ def _recorded(path: Path, names: Iterable[str]) -> dict[str, bool]:
     before = {name: name in test for name in (*test, *names) if name.rpartition("/")[0] in classes}
     _write(path, before)
     return before
-
-
-def _names(part: object) -> set[str]:
-    if type(part) is not list or not all(type(name) is str for name in part):
-        raise ValueError("a part is not a list of names")
-    return {*part}
 
 
 def _write(path: Path, tested: dict[str, bool]) -> None:

@@ -1,11 +1,10 @@
 """Measure the errors of weights on the lines between a run's snapshots, for the paper's Figure 5."""
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import metrics
 from ...snapshots import Snapshots
-from ...weights import tensors
+from ...weights import set_tensors
 from ..records.curves import Between, Line
 from .step import TrainingStep
 
@@ -21,12 +20,12 @@ def between(step: TrainingStep, snapshots: Snapshots) -> Between:
         start = snapshots.load(other)
         interpolated, estimated = [], []
         for share in LAST_SHARE:
-            set_weights(step.kept, {name: _mixed(end[name], start[name], share) for name in end})
+            set_tensors(step.kept, {name: _mixed(end[name], start[name], share) for name in end})
             interpolated.append(_percent_wrong(step))
             step.estimate_statistics(_ESTIMATION_EXAMPLES)
             estimated.append(_percent_wrong(step))
         lines.append(Line(number, tuple(interpolated), tuple(estimated)))
-    set_weights(step.kept, end)
+    set_tensors(step.kept, end)
     return Between(LAST_SHARE, tuple(lines), "training images, augmented")
 
 
@@ -34,13 +33,6 @@ def _mixed(end: Tensor, start: Tensor, last_share: float) -> Tensor:
     if not end.is_floating_point():  # a count
         return end
     return last_share * end + (1 - last_share) * start
-
-
-def set_weights(network: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy a snapshot into the tensors of a network."""
-    with torch.no_grad():
-        for name, tensor in tensors(network).items():
-            tensor.copy_(weights[name])
 
 
 def _percent_wrong(step: TrainingStep) -> float:

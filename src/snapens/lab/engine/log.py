@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ class TrainingLog:
         self.images_per_second: float | None = None
         self.lines = 0
         """The number of lines that this object has added."""
-        self._stretches: deque[_Stretch] = deque()
+        self._stretches: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        """Steps up to the first number, and their mean loss, which has been copied to the host after the event."""
         self._timed_examples, self._timed_seconds = 0, 0.0
         self.begin(0, 0.0)
 
@@ -61,10 +62,10 @@ class TrainingLog:
         first = max(before, (completed - 1) // self.steps * self.steps)
         mean = self._losses[first:completed].mean()
         if self._stream is None:
-            self._stretches.append(_Stretch(completed, mean, None))
+            self._stretches.append((completed, mean, None))
         else:
             held = torch.empty_like(mean, device="cpu", pin_memory=True).copy_(mean, non_blocking=True)
-            self._stretches.append(_Stretch(completed, held, self._stream.record_event()))
+            self._stretches.append((completed, held, self._stream.record_event()))
 
     def flush(self, wait: bool = False) -> None:
         """Write the lines whose losses have arrived, or all if `wait`; a loss that is not finite is an error."""
@@ -109,11 +110,3 @@ class TrainingLog:
         if self._timed_seconds >= _LEAST_SECONDS:
             self.images_per_second = self._timed_examples / self._timed_seconds
             self._timed_examples, self._timed_seconds = 0, 0.0
-
-
-class _Stretch(NamedTuple):
-    """Steps up to `completed` whose mean loss is being copied to the host."""
-
-    completed: int
-    loss: Tensor
-    arrived: torch.cuda.Event | None

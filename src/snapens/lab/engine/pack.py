@@ -16,8 +16,7 @@ import torch
 from ...errors import ArgumentError, SnapensError, StoreError
 from .. import nets
 from ..data.protocol import Data, Placed
-from ..recipe.dataset import Dataset
-from ..recipe.recipe import Recipe
+from ..recipe.recipe import Dataset, Recipe
 from ..records import gallery
 from ..records.run import Run
 from .training import Training
@@ -113,16 +112,14 @@ def measure_between(trainings: Sequence[Training]) -> None:
 def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool) -> dict[str, Data]:
     """The data sets by name, once networks, folders and data are known to fit together."""
     for recipe, path in jobs:
-        network = recipe.network
-        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride)
+        nets.require(**vars(recipe.network))
         Run(path).admit(recipe, resume)
     loaded: dict[str, Data] = {}
     for recipe, _ in jobs:
-        network, name = recipe.network, recipe.dataset.name
+        name = recipe.dataset.name
         if name not in loaded:
             loaded[name] = load(recipe)
-        inputs = loaded[name].inputs
-        nets.require(network.name, dropout=network.dropout, stem_stride=network.stem_stride, inputs=inputs)
+        nets.require(**vars(recipe.network), inputs=loaded[name].inputs)
     return loaded
 
 

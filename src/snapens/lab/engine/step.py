@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...batchnorm import estimated_statistics
 from ...errors import ArgumentError, MismatchError
 from ...schedule import Schedule
 from ...weights import tensors
@@ -37,8 +37,8 @@ class TrainingStep:
 
     def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule) -> None:
         self.recipe, self.placed, self.device = recipe, placed, placed.device
-        self.network = self._network_on_device(cycle=0)
-        self.kept = self.network if recipe.averaging is None else self._network_on_device(cycle=0)
+        self.network = self._network_on_device()
+        self.kept = self.network if recipe.averaging is None else self._network_on_device()
         named = zip(tensors(self.kept).values(), tensors(self.network).values(), strict=True)
         pairs = {id(kept): (kept.detach(), live.detach()) for kept, live in named}.values()  # tied tensors once
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
@@ -52,7 +52,7 @@ class TrainingStep:
         self._keyed = [module for module in self.network.modules() if isinstance(module, KeyedDropout)]
         for module in self._keyed:
             module.key = self._key
-        self._twin = Twin(self.network, self._network_on_device(cycle=0)) if self.device.type == "cuda" else None
+        self._twin = Twin(self.network, self._network_on_device()) if self.device.type == "cuda" else None
         self._live = self._twin.network if self._twin else self.network
         self._parameters = dict(self.network.named_parameters())
         self.optimizer = recipe.optimizer.build(self._parameters, self.device)
@@ -154,24 +154,12 @@ class TrainingStep:
             self.kept.train()
         return torch.cat(found).cpu()
 
-    @torch.no_grad()
     def estimate_statistics(self, examples: int) -> None:
         """Set the BatchNorm statistics of `kept` to plain averages over augmented examples, without dropout."""
-        norms = [module for module in self.kept.modules() if isinstance(module, _BatchNorm)]
-        momenta = [norm.momentum for norm in norms]
-        self.kept.eval()
-        try:
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # for torch, this means a plain average
-                norm.train()
+        with estimated_statistics(self.kept):
             for inputs in self.feed.sample(examples):
                 with self._precision():
                     self.kept(inputs)
-        finally:
-            self.kept.train()
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum
 
     def _log_probabilities(self, inputs: Tensor) -> Tensor:
         with self._precision():
@@ -220,8 +208,8 @@ class TrainingStep:
                 raise ArgumentError(f"transforms must suit the data ({described}), got {transform.kind}: remove it")
         return self.placed.data.transforms if chosen is None else chosen
 
-    def _network_on_device(self, cycle: int) -> nn.Module:
-        network = self._built(cycle).to(self.device)
+    def _network_on_device(self) -> nn.Module:
+        network = self._built(cycle=0).to(self.device)
         if self.recipe.network.name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
             nets.accelerate(network)
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

@@ -14,11 +14,12 @@ from torch import Tensor
 from ... import __version__, metrics
 from ...ensembler import SnapshotEnsembler
 from ...errors import ArgumentError, DamagedError
+from ...weights import set_tensors
 from ..data.protocol import Part, Placed
 from ..recipe.recipe import Recipe
 from ..records import gallery, source
 from ..records.run import Run, State
-from .interpolate import between, set_weights
+from .interpolate import between
 from .log import TrainingLog
 from .step import TrainingStep
 
@@ -182,7 +183,7 @@ class Training:
         for step in snapshots.steps:
             if step not in intact:
                 log.warning("%s has no intact outputs of step %d: they are recomputed", self.run.path, step)
-                set_weights(self.step.kept, snapshots.load(step))
+                set_tensors(self.step.kept, snapshots.load(step))
                 self.run.add_outputs(step, self._outputs(), replace=not intact)
                 intact.add(step)
 

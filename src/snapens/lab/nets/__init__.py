@@ -72,16 +72,7 @@ def build(
 
 def of(recipe: Recipe, classes: int, inputs: Mapping[str, int], cycle: int = 0) -> "nn.Module":
     """Build the network of a recipe, with the fresh weights of one of its cycles."""
-    network = recipe.network
-    return build(
-        network.name,
-        classes=classes,
-        inputs=inputs,
-        dropout=network.dropout,
-        stem_stride=network.stem_stride,
-        seed=recipe.seed,
-        cycle=cycle,
-    )
+    return build(**vars(recipe.network), classes=classes, inputs=inputs, seed=recipe.seed, cycle=cycle)
 
 
 def require(name: str, *, dropout: float = 0.0, stem_stride: int = 1, inputs: Mapping[str, int] | None = None) -> None:
@@ -112,26 +103,14 @@ def blocks(network: "nn.Module") -> "list[nn.Module]":
 
 def _resolved(name: str, classes: int, dropout: float, stem_stride: int) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The callable of a network, and the keywords for it that do not depend on the inputs."""
-    factory, settings = _factory(name)
-    settings = {**settings, "classes": classes}
-    if dropout:
-        settings["dropout"] = dropout
-    if stem_stride != 1:
-        settings["stem_stride"] = stem_stride
-    return factory, settings
-
-
-def _factory(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The callable of a network, and the settings that belong to its name."""
-    if name in NETWORKS:
-        path, settings = NETWORKS[name]
-        return _imported(path), settings
     library, colon, inner = name.partition(":")
-    if not colon:
+    if not colon and name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
+    path, settings = NETWORKS.get(name, (name, {}))
     if library in ("torchvision", "timm"):
-        return _imported(f"snapens.lab.nets.zoo:from_{library}"), {"name": inner}
-    return _imported(name), {}
+        path, settings = f"snapens.lab.nets.zoo:from_{library}", {"name": inner}
+    optional = ({"dropout": dropout} if dropout else {}) | ({"stem_stride": stem_stride} if stem_stride != 1 else {})
+    return _imported(path), {**settings, "classes": classes, **optional}
 
 
 def _imported(path: str) -> Callable[..., Any]:

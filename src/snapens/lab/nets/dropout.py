@@ -36,10 +36,6 @@ class KeyedDropout(nn.Module):
         kept = mix32(position ^ stream) >= round(self.p * 2**32)
         return x * kept * (1 / (1 - self.p))  # torch.where would return the memory format of the mask
 
-    def extra_repr(self) -> str:
-        """Show p in `repr`."""
-        return f"p={self.p}"
-
 
 def mix32(x: Tensor) -> Tensor:
     """Hash the low 32 bits of an int64 tensor with Wellons' lowbias32, a bijection of 32-bit integers."""

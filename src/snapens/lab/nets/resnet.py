@@ -100,9 +100,7 @@ def imagenet(*, blocks_per_stage: Sequence[int], classes: int, channels: int = 3
 
 def _network(stem: list[nn.Module], blocks: list[nn.Module], features: int, classes: int) -> nn.Module:
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, classes))
-    return initialise(
-        nn.Sequential(OrderedDict(stem=nn.Sequential(*stem), blocks=nn.Sequential(*blocks), head=head)),
-    )
+    return initialise(nn.Sequential(OrderedDict(stem=nn.Sequential(*stem), blocks=nn.Sequential(*blocks), head=head)))
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:

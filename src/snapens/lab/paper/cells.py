@@ -10,26 +10,18 @@ from functools import cache
 from typing import Any, Literal
 
 from ..recipe import Recipe, Settings
-from ..recipe.value import unknown
+from ..recipe.value import look_up
 
 IMAGES = {
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "svhn": 73_257,
-    "svhn-extra": 604_388,
-    "tinyimagenet": 100_000,
-    "imagenet": 1_281_167,
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+    "svhn": (73_257, 26_032),
+    "svhn-extra": (604_388, 26_032),
+    "tinyimagenet": (100_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
 }
-"""Training images of each data set, including those that are held out."""
-TEST_IMAGES = {
-    "cifar10": 10_000,
-    "cifar100": 10_000,
-    "svhn": 26_032,
-    "svhn-extra": 26_032,
-    "tinyimagenet": 10_000,
-    "imagenet": 50_000,
-}
-"""Test images of each data set; for Tiny ImageNet and ImageNet the validation images, whose labels are public."""
+"""Training images of each data set, including those that are held out, and test images; for Tiny ImageNet and ImageNet
+the test images are the validation images, whose labels are public."""
 
 IMAGES_PER_SECOND = {"resnet110": 23_000, "wrn32": 29_000, "densenet40": 45_000, "densenet100": 6_200}
 """Training speed of a pack on one H200 with CIFAR images in batches of 64, as `snapens bench train` measures it."""
@@ -62,6 +54,11 @@ class Cell:
     def name(self) -> str:
         """The network, data set and method."""
         return f"{self.network}-{self.dataset}-{self.method}"
+
+    @property
+    def published(self) -> str:
+        """The published percentage as the paper prints it, with its star."""
+        return "–" if self.published_percent is None else f"{self.published_percent:.2f}{'*' * self.starred}"
 
     def recipes(self, repetition: int = 0) -> tuple[Recipe, ...]:
         """One per seed; no two repetitions share a seed."""
@@ -142,9 +139,7 @@ def find(name: str) -> Cell:
         >>> find("densenet100-cifar100-snapshot-0.2").published_percent
         17.41
     """
-    if name not in _cells():
-        raise unknown("cell", name, _cells())
-    return _cells()[name]
+    return look_up("cell", name, _cells())
 
 
 def runs(cells: Iterable[Cell], repetition: int = 0) -> dict[Recipe, tuple[Cell, ...]]:
@@ -190,9 +185,7 @@ def hours(recipe: Recipe) -> float | None:
 
 def images(recipe: Recipe) -> int:
     """The number of images that a recipe trains on: those of its data set that are not held out."""
-    if recipe.dataset.name not in IMAGES:
-        raise unknown("dataset", recipe.dataset.name, IMAGES)
-    return IMAGES[recipe.dataset.name] - recipe.dataset.held_out
+    return look_up("dataset", recipe.dataset.name, IMAGES)[0] - recipe.dataset.held_out
 
 
 @cache

@@ -100,7 +100,8 @@ class Entry:
             raise ArgumentError("losses must have equally many epochs, learning rates and losses")
         if self.between and any(line.snapshot >= m for line in self.between.lines):
             raise ArgumentError(f"a line must start at a snapshot before the last one, which is {m}")
-        if self.test_images != (known := paper.TEST_IMAGES.get(self.recipe.dataset.name, self.test_images)):
+        _, known = paper.IMAGES.get(self.recipe.dataset.name, (0, self.test_images))
+        if self.test_images != known:
             raise ArgumentError(f"test_images must be {known:,} for {self.recipe.dataset.name}, got {self.test_images}")
         percentages = (*curves[1:], [found.error_percent for found in self.early_exit])
         if not all(0 <= value <= 100 for values in percentages for value in values):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..recipe.value import unknown
+from ..recipe.value import look_up
 from .cells import Cell, cells
 
 _CIFAR = ("cifar10", "cifar100")
@@ -37,9 +37,7 @@ class Figure:
 
 def figure(name: str) -> Figure:
     """The figure with a number, or "S" for the supplement."""
-    if name not in FIGURES:
-        raise unknown("figure", name, FIGURES)
-    return FIGURES[name]
+    return look_up("figure", name, FIGURES)
 
 
 def _panel(network: str, dataset: str, setting: str, methods: Iterable[str]) -> Panel:

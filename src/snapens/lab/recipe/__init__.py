@@ -1,13 +1,10 @@
 """Recipes: everything that defines a run, and the values that a recipe is composed of."""
 
 from .averaging import EMA
-from .budget import Budget
-from .dataset import Dataset
 from .methods import Grow, Single, SingleCycle, Snapshot
-from .network import Network
 from .objectives import CrossEntropy
 from .optimizers import SGD, AdamW
-from .recipe import Recipe
+from .recipe import Budget, Dataset, Network, Recipe
 from .settings import Settings
 from .transforms import ColourJitter, Cutout, Lighting, Mirror
 

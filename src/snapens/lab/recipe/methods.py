@@ -1,6 +1,5 @@
 """Methods: the schedule of the learning rate, and what happens when a new cycle begins."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +10,7 @@ Restart = Literal["warm", "fresh"]
 
 
 @dataclass(frozen=True)
-class Method(Value, ABC):
+class Method(Value):
     """The schedule of a run, and the start of each cycle."""
 
     cycles: int = 5
@@ -25,9 +24,9 @@ class Method(Value, ABC):
         """The factor on the peak rate at every step."""
         return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps)
 
-    @abstractmethod
     def begins_fresh(self, cycle: int) -> bool:
         """Whether a cycle, counted from 0, starts from fresh weights; the first cycle always does."""
+        return cycle == 0
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,10 @@ class Single(Method):
         """The standard schedule."""
         return StepDecay(total_steps, self.cycles, warmup_steps=warmup_steps)
 
-    def begins_fresh(self, cycle: int) -> bool:
-        """Only the first."""
-        return cycle == 0
-
 
 @dataclass(frozen=True)
 class Snapshot(Method):
     """Cosine cycles, each of which continues from the end of the previous one."""
-
-    def begins_fresh(self, cycle: int) -> bool:
-        """Only the first."""
-        return cycle == 0
 
 
 @dataclass(frozen=True)
@@ -78,10 +69,5 @@ class Grow(Method):
         return cycle == 0 or self.pattern[(cycle - 1) % len(self.pattern)] == "fresh"
 
 
-METHODS: dict[str, type[Method]] = {
-    "single": Single,
-    "snapshot": Snapshot,
-    "singlecycle": SingleCycle,
-    "grow": Grow,
-}
+METHODS: dict[str, type[Method]] = {"single": Single, "snapshot": Snapshot, "singlecycle": SingleCycle, "grow": Grow}
 Method.kinds = METHODS

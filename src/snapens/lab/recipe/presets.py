@@ -2,12 +2,9 @@
 
 from dataclasses import replace
 
-from .budget import Budget
-from .dataset import Dataset
 from .methods import Single, Snapshot
-from .network import Network
 from .optimizers import SGD
-from .recipe import Recipe
+from .recipe import Budget, Dataset, Network, Recipe
 
 
 def demo(seed: int) -> tuple[Recipe, Recipe]:

@@ -1,4 +1,4 @@
-"""Recipe: everything that defines a run."""
+"""Recipe: everything that defines a run; and its parts of which there is only one kind."""
 
 import hashlib
 import json
@@ -8,14 +8,64 @@ from typing import Any
 from ...errors import ArgumentError
 from ...schedule import Schedule
 from .averaging import Averaging
-from .budget import Budget
-from .dataset import Dataset
 from .methods import Method, Snapshot
-from .network import Network
 from .objectives import CrossEntropy, Objective
 from .optimizers import SGD, Optimizer
 from .transforms import Transform
-from .value import Value, require
+from .value import Value, require, require_at_least
+
+
+@dataclass(frozen=True)
+class Network(Value):
+    """A network by name: one of `lab.nets.NETWORKS`, `torchvision:NAME`, `timm:NAME`, or your own `module:callable`."""
+
+    name: str = "resnet110"
+    dropout: float = 0.0
+    """The dropout probability."""
+    stem_stride: int = 1
+    """The stride of the first layer; the paper uses 2 for Tiny ImageNet."""
+
+    def check(self) -> None:
+        """Dropout is a probability; the stride is at least 1."""
+        require(0 <= self.dropout < 1, "dropout", "be at least 0 and less than 1", self.dropout)
+        require_at_least(1, stem_stride=self.stem_stride)
+
+
+@dataclass(frozen=True)
+class Dataset(Value):
+    """A data set by name, one of `lab.data.DATASETS`, and the number of training examples that are held out."""
+
+    name: str = "cifar100"
+    held_out: int = 0
+    """The number of training examples that are held out, for example to choose m."""
+    held_out_seed: int = 0
+    """The seed that selects the held-out examples."""
+    padding: int | None = None
+    """Pixels of padding around an image before random cropping; None: the default of the data set."""
+
+    def check(self) -> None:
+        """Counts are at least 0."""
+        require_at_least(0, held_out=self.held_out, held_out_seed=self.held_out_seed, padding=self.padding or 0)
+        require(self.held_out_seed < 1 << 63, "held_out_seed", "be less than 2 to the 63", self.held_out_seed)
+
+
+@dataclass(frozen=True)
+class Budget(Value):
+    """Epochs and the batch size."""
+
+    epochs: int = 200
+    """B: the number of passes over the training examples."""
+    batch: int = 64
+    """Examples per step."""
+    warmup_epochs: int = 0
+    """Warm-up epochs before the first cycle, included in `epochs`."""
+
+    def check(self) -> None:
+        """There is at least one epoch after the warm-up, and one example in a batch."""
+        require_at_least(1, epochs=self.epochs, batch=self.batch)
+        require_at_least(0, warmup_epochs=self.warmup_epochs)
+        rule = f"be less than epochs={self.epochs}"
+        require(self.warmup_epochs < self.epochs, "warmup_epochs", rule, self.warmup_epochs)
 
 
 @dataclass(frozen=True)
@@ -73,14 +123,13 @@ class Recipe(Value):
     @property
     def identity(self) -> str:
         """Canonical JSON, unique for each recipe."""
-        return json.dumps(self.written(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _canonical(self.written())
 
     @property
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of the identity without the seed, for use in names."""
         content = {name: value for name, value in self.written().items() if name != "seed"}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return hashlib.sha256(_canonical(content).encode()).hexdigest()[:8]
 
     def differences(self, other: "Recipe") -> list[str]:
         """`setting: own value, other value` for each setting that differs."""
@@ -89,3 +138,7 @@ class Recipe(Value):
         return [
             f"{name}: {ours.get(name)!r}, {theirs.get(name)!r}" for name in names if ours.get(name) != theirs.get(name)
         ]
+
+
+def _canonical(content: dict[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -6,15 +6,12 @@ from typing import Any, Literal
 from ...errors import ArgumentError
 from ...storage.typed import decoded
 from .averaging import EMA
-from .budget import Budget
-from .dataset import Dataset
 from .methods import METHODS
-from .network import Network
 from .objectives import CrossEntropy
 from .optimizers import OPTIMIZERS
-from .recipe import Recipe
+from .recipe import Budget, Dataset, Network, Recipe
 from .transforms import named
-from .value import unknown
+from .value import look_up
 
 
 @dataclass(frozen=True)
@@ -76,22 +73,20 @@ class Settings:
 
     def recipe(self) -> Recipe:
         """The recipe with these settings."""
-        if self.method not in METHODS:
-            raise unknown("method", self.method, METHODS)
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        method = look_up("method", self.method, METHODS)
+        optimizer = look_up("optimizer", self.optimizer, OPTIMIZERS)
         if bool(self.pattern) != (self.method == "grow"):
             raise ArgumentError(f"pattern must be given for the method grow, and for no other, got {self.pattern!r}")
         if self.momentum is not None and self.optimizer != "sgd":
             raise ArgumentError(f"momentum must be given for sgd only, got {self.momentum} for {self.optimizer}")
         given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
-        optimizer: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return Recipe(
             Network(self.network, self.dropout, self.stem_stride),
             Dataset(self.dataset, self.held_out, self.held_out_seed, self.padding),
-            METHODS[self.method](self.cycles, **({"pattern": self.pattern} if self.pattern else {})),
+            method(self.cycles, **({"pattern": self.pattern} if self.pattern else {})),
             Budget(self.epochs, self.batch, self.warmup_epochs),
-            OPTIMIZERS[self.optimizer](decays=self.decays, **optimizer),
+            optimizer(decays=self.decays, **settings),
             CrossEntropy(self.label_smoothing),
             None if self.transforms is None else tuple(map(named, self.transforms)),
             None if self.ema is None else EMA(self.ema),

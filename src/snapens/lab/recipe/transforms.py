@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...errors import ArgumentError
-from .value import Value, require, unknown
+from .value import Value, look_up, require
 
 if TYPE_CHECKING:
     import torch
@@ -169,17 +169,16 @@ def named(text: str) -> Transform:
         (Mirror(), Cutout(size=8))
     """
     name, equals, value = text.partition("=")
-    if name not in TRANSFORMS:
-        raise unknown("transform", name, TRANSFORMS)
-    settings = [field.name for field in fields(TRANSFORMS[name])]
+    kind = look_up("transform", name, TRANSFORMS)
+    settings = [field.name for field in fields(kind)]
     if not equals:
-        return TRANSFORMS[name]()
+        return kind()
     require(bool(settings), "transform", f"be {name} without a setting", text)
     try:
         number = float(value) if "." in value else int(value)
     except ValueError as error:
         raise ArgumentError(f"transform must be {name} or {name}=NUMBER, got {text!r}") from error
-    return TRANSFORMS[name](**{settings[0]: number})
+    return kind(**{settings[0]: number})
 
 
 def _between(side: int, begin: "Tensor", length: int) -> "Tensor":

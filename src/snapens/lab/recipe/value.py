@@ -4,11 +4,12 @@ import difflib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
-from types import UnionType
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 from ...errors import ArgumentError
 from ...storage.typed import UnknownFieldError, decoded
+
+T = TypeVar("T")
 
 
 class Value:
@@ -26,9 +27,7 @@ class Value:
             known = self.kind is not None
             require(known, type(self).__name__, f"be in the table of {', '.join(self.kinds)}: add it there", self)
         for name, hint in _hints(type(self)).items():
-            value = _coerced(getattr(self, name), hint)
-            object.__setattr__(self, name, value)
-            require(_fits(value, hint), name, f"be {_in_words(hint)}", value)
+            object.__setattr__(self, name, _typed(hint, getattr(self, name), name))
         self.check()
 
     def check(self) -> None:
@@ -48,13 +47,13 @@ class Value:
     def of(cls, content: Any) -> Self:
         """From JSON, with fields of the declared types; missing fields have their default."""
         noun = cls.__name__.lower()
+        if isinstance(content, cls):
+            return content
         if not isinstance(content, dict):
-            raise ArgumentError(f"{noun} must be an object of fields, got {type(content).__name__}")
-        content, kind = dict(content), cls
-        if cls.kinds:
-            if (name := content.pop("kind", None)) not in tuple(cls.kinds):
-                raise unknown(noun, name, cls.kinds)
-            kind = cls.kinds[name]
+            rule = f"be of type {cls.__name__}, or an object of its fields"
+            raise ArgumentError(f"{noun} must {rule}, got {str(content)[:80]!r}")
+        content = dict(content)
+        kind: type[Self] = look_up(noun, content.pop("kind", None), cls.kinds) if cls.kinds else cls
         hints = _hints(kind)
         for name in content:
             if name not in hints:
@@ -88,6 +87,13 @@ def require_at_least(least: float, **arguments: float) -> None:
         require(least <= value < math.inf, name, f"{rule} {least}", value)
 
 
+def look_up(what: str, name: object, table: Mapping[str, T]) -> T:
+    """The entry of a table; an unknown name is an ArgumentError."""
+    if name not in tuple(table):  # in JSON, the name may be a list
+        raise unknown(what, name, table)
+    return table[str(name)]
+
+
 def unknown(what: str, name: object, known: Collection[str]) -> ArgumentError:
     """The error for an unknown name; it suggests the nearest known names, or lists them.
 
@@ -116,33 +122,9 @@ def _written(value: Any) -> Any:
     return [_written(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _coerced(value: Any, hint: Any) -> Any:
-    """Convert a list to a tuple and an int to a float if the type requires it, so that equal values have equal JSON."""
-    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-    if isinstance(value, list) and any(get_origin(kind) is tuple for kind in kinds):
-        return tuple(value)
-    if type(value) is int and float in kinds:
-        return float(value) if abs(value) < 1 << 1000 else math.inf  # every float setting rejects infinity
-    return value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is UnionType:
-        return any(_fits(value, option) for option in get_args(hint))
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-
-
-def _in_words(hint: Any) -> str:
-    if get_origin(hint) is UnionType:
-        return " or ".join(_in_words(option) for option in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"a tuple of items {_in_words(get_args(hint)[0])}"
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(map(repr, get_args(hint)))}"
-    if hint is type(None):
-        return "None"
-    return f"of type {hint.__name__}"
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """The value with exactly the type of its field, so that equal values have equal JSON."""
+    if hint in (float, float | None) and isinstance(value, int | float) and not isinstance(value, bool):
+        fits = isinstance(value, float) or abs(value) < 1 << 1000
+        return float(value) if fits else math.inf  # `check` rejects what is not finite
+    return decoded(hint, list(value) if isinstance(value, tuple) else value, name)

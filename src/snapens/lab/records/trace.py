@@ -1,11 +1,16 @@
 """Trace: the training loss, time and environment of a run, from its folder."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DamagedError
+from ...storage.typed import decoded
 from .run import Run
+
+# the fields of a line of the log that are read, with their types
+_TRAINED: dict[str, Any] = {"step": int, "epoch": float, "lr": float, "loss": float}
+_FINISHED: dict[str, Any] = {"seconds": float | None, "pack": int | None}
+_FINISHED |= dict.fromkeys(("device", "torch", "snapens", "sources"), str | None)
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,12 @@ class Trace:
         """Read recipe.json and the log."""
         images = _images(run)
         try:
-            trained = [line for line in run.log() if line.get("event") == "trained"]
-            epochs, rates, losses = (tuple(_finite(line[name]) for line in trained) for name in ("epoch", "lr", "loss"))
-            finished = run.finish_event or {}
-            seconds, pack = finished.get("seconds"), finished.get("pack")
-            return cls(
-                images,
-                tuple(int(line["step"]) for line in trained),
-                epochs,
-                rates,
-                losses,
-                None if seconds is None else _finite(seconds),
-                None if pack is None else int(pack),
-                *(_text(finished.get(name)) for name in ("device", "torch", "snapens", "sources")),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            trained, finished = [line for line in run.log() if line.get("event") == "trained"], run.finish_event or {}
+            columns: list[Any] = [
+                tuple(decoded(kind, line[name], name) for line in trained) for name, kind in _TRAINED.items()
+            ]
+            return cls(images, *columns, *(decoded(kind, finished.get(name), name) for name, kind in _FINISHED.items()))
+        except (KeyError, ValueError) as error:
             raise DamagedError(
                 f"{run.path}/log.jsonl must be unaltered, got {type(error).__name__}: {error}: "
                 "restore the file or remove the line"
@@ -70,15 +66,3 @@ def _images(run: Run) -> int:
         raise DamagedError(
             f"{run.path}/recipe.json must state the number of training images: restore the file"
         ) from error
-
-
-def _finite(value: Any) -> float:
-    if not math.isfinite(number := float(value)):
-        raise ValueError(f"{value} is not finite")
-    return number
-
-
-def _text(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value

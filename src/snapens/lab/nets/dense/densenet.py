@@ -97,13 +97,7 @@ def _fused_transition(x: Tensor, layers: list[Layer], transition: Transition) ->
 
 
 def densenet(
-    *,
-    depth: int,
-    growth: int,
-    classes: int,
-    channels: int = 3,
-    dropout: float = 0.0,
-    stem_stride: int = 1,
+    *, depth: int, growth: int, classes: int, channels: int = 3, dropout: float = 0.0, stem_stride: int = 1
 ) -> nn.Module:
     """Build three dense blocks of (depth - 4) / 3 layers, for 32x32 images.
 

@@ -1,0 +1,210 @@
+"""Commands that read the outputs of members: fit a combination, and evaluate."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.console import Console
+from rich.table import Column, Table
+from tyro.conf import Positional
+
+from ..errors import ArgumentError
+from .options import Flag, arg
+
+if TYPE_CHECKING:  # --help does not wait for torch
+    from ..combination import Combination
+    from ..combine import Gain
+    from ..combine.evaluation import Evaluation
+    from ..outputs import Outputs
+
+Folder = Annotated[Path, Positional, arg("RUN", "(required)")]
+
+
+@dataclass(frozen=True)
+class Combine:
+    """Fit how the members of a run are combined, on its held-out examples, and store it as combination.json."""
+
+    run: Folder
+    """A run folder with outputs for held-out examples."""
+    members: str = "all"
+    """all; a number m, for the last m; last: the best m; greedy: the best members and weights, one at a time;
+    drop-early: without early members that make it worse."""
+    weights: Literal["equal", "simplex"] = "equal"
+    """simplex: the weights with the lowest negative log-likelihood."""
+    exit_loss: float = 0.0
+    """Early exit may raise the error by this many percentage points; 0: not at all."""
+    no_exit: Flag = False
+    """Always evaluate all members."""
+    no_temperature: Flag = False
+    """Leave the probabilities as they are."""
+    part: str = "held_out"
+    """The name under which the outputs were saved."""
+
+    def __call__(self) -> int:
+        """Print what each choice gains, and store the combination."""
+        from .. import combine
+
+        if not math.isfinite(self.exit_loss) or not 0 <= self.exit_loss < 100:
+            raise ArgumentError(f"exit-loss must be from 0 to 100 (percentage points), got {self.exit_loss}")
+        outputs = _outputs(self.run, self.part)
+        members = int(self.members) if self.members.isdecimal() else self.members
+        options: dict[str, Any] = {
+            "members": members,
+            "weights": self.weights,
+            "temperature": not self.no_temperature,
+            "exit_loss": None if self.no_exit else self.exit_loss / 100,
+        }
+        combination = combine.fit(outputs, **options)
+        _show_gains(outputs, combine.gains(outputs, **options))
+        combination.save(self.run)
+        console = Console(highlight=False)
+        console.print(
+            f"\n{in_words(combination, len(outputs.members))}\n{self.run / 'combination.json'}", soft_wrap=True
+        )
+        return 0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate a run on labelled examples: error, calibration and uncertainty, also per class."""
+
+    run: Folder
+    """A run folder with outputs."""
+    part: Annotated[str | None, arg("NAME")] = None
+    """The name under which the outputs were saved. By default test, or the only one."""
+    baseline: Annotated[tuple[Path, ...], arg("[RUN ...]", "")] = ()
+    """Runs whose last snapshots are independent networks: how many of them are as good as this run?"""
+    format: Literal["table", "json"] = "table"
+    """json: all numbers, including the error of each class."""
+
+    def __call__(self) -> int:
+        """Print the quality of the last snapshot, of the mean of all members, and of the fitted combination."""
+        from ..combination import Combination
+        from ..combine.evaluation import Evaluation
+        from ..storage import durable
+
+        part = self.part or _default_part(self.run)
+        outputs = _outputs(self.run, part)
+        networks = [_outputs(path, part) for path in self.baseline]
+        choices = {
+            "last snapshot": Combination(outputs.members[-1:]),
+            f"mean of {len(outputs.members)}": Combination(outputs.members),
+        }
+        if durable.exists(self.run / "combination.json"):
+            choices["combination.json"] = Combination.load(self.run)
+        found = {name: Evaluation.of(outputs, choice, networks) for name, choice in choices.items()}
+        classes = _classes(self.run, outputs.log_probabilities.shape[-1])
+        if self.format == "json":
+            sys.stdout.write(_as_json(self.run, part, found, classes) + "\n")
+        else:
+            _show(f"{self.run}, part {part}", found, classes)
+            if "combination.json" in choices:
+                words = in_words(choices["combination.json"], len(outputs.members))
+                Console(highlight=False).print(f"combination.json: {words}", soft_wrap=True)
+        return 0
+
+
+def in_words(combination: "Combination", existing: int) -> str:
+    """A combination as a sentence; `existing` is the number of members of the run."""
+    if combination.newest is not None:
+        members = f"the last {combination.newest} of {existing} members"
+    else:
+        steps = ", ".join(f"{step:,}" for _, step in combination.members)
+        members = f"{len(combination.members)} of {existing} members (steps {steps})"
+    weights = f" with the weights {', '.join(f'{w:.3g}' for w in combination.weights)}" if combination.weights else ""
+    threshold = combination.exit_threshold
+    stop = "no early exit" if threshold is None else f"early exit at a confidence of {threshold:.4f}"
+    return f"{members}{weights}, temperature {combination.temperature:.3f}, {stop}"
+
+
+def _outputs(path: Path, part: str) -> "Outputs":
+    from ..lab.records.run import Run
+
+    return Run(path).outputs(part)
+
+
+def _default_part(path: Path) -> str:
+    from ..storage import parts
+
+    found = parts.names(path)
+    if "test" in found or not found:
+        return "test"
+    if len(found) > 1:
+        raise ArgumentError(f"part must be one of {', '.join(found)}: choose one with --part")
+    return found[0]
+
+
+def _classes(path: Path, count: int) -> list[str]:
+    """The names of the classes, which only a run of the lab knows."""
+    from ..lab.records.run import Run
+
+    run = Run(path)
+    names = run.data.get("classes", []) if run.exists else []
+    return names if len(names) == count else [str(k) for k in range(count)]
+
+
+def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
+    names = ("choice", "error, %", "lower by", "NLL", "lower by", "members")
+    table = Table(*(Column(name, no_wrap=True) for name in names), box=None, pad_edge=False)
+    Console(highlight=False).print(
+        f"What each choice gains on {len(outputs.labels):,} held-out examples, fitted on one half and measured on the "
+        "other (± one paired standard error):\n"
+    )
+    for gain in gains:
+        table.add_row(
+            gain.choice.replace("_", " "),
+            f"{100 * gain.error:.2f}",
+            f"{100 * gain.error_gain.mean:+.2f} ± {100 * gain.error_gain.standard_error:.2f}",
+            f"{gain.nll:.4f}",
+            f"{gain.nll_gain.mean:+.4f} ± {gain.nll_gain.standard_error:.4f}",
+            f"{gain.used:.2f}",
+        )
+    Console(highlight=False).print(table)
+
+
+def _show(title: str, found: "dict[str, Evaluation]", classes: list[str]) -> None:
+    console, first = Console(highlight=False), next(iter(found.values()))
+    console.print(f"{title}: {first.examples:,} examples\n", soft_wrap=True)
+    table = Table(*(Column(name, no_wrap=True) for name in ("", *found)), box=None, pad_edge=False)
+    rows: dict[str, Callable[[Evaluation], str]] = {
+        "error, %": lambda one: f"{100 * one.error:.2f}",
+        "error of the most confident 80 %, %": lambda one: f"{100 * one.error_of_confident:.2f}",
+        "NLL": lambda one: f"{one.nll:.4f}",
+        "calibrated likelihood, log": lambda one: f"{one.calibrated_log_likelihood:.4f}",
+        "Brier score": lambda one: f"{one.brier:.4f}",
+        "ECE, %": lambda one: f"{100 * one.ece:.2f}",
+        "members used": lambda one: f"{one.mean_members:.2f}",
+    }
+    if first.equivalent is not None:
+        rows["equals … independent networks"] = lambda one: _networks(one.equivalent)
+    for name, shown in rows.items():
+        table.add_row(name, *map(shown, found.values()))
+    console.print(table)
+    worst = sorted(
+        ((error, name) for error, name in zip(list(found.values())[-1].class_errors, classes, strict=True) if error),
+        reverse=True,
+    )[:5]
+    if worst:
+        console.print(
+            f"\nclasses with the highest errors: {', '.join(f'{name} {100 * error:.1f} %' for error, name in worst)}"
+        )
+
+
+def _as_json(path: Path, part: str, found: "dict[str, Evaluation]", classes: list[str]) -> str:
+    content = {
+        name: {
+            **asdict(one),
+            "equivalent": one.equivalent if one.equivalent != math.inf else _networks(one.equivalent),
+            "class_errors": dict(zip(classes, one.class_errors, strict=True)),
+        }
+        for name, one in found.items()
+    }
+    return json.dumps({"run": str(path), "part": part, "predictors": content}, indent=1, allow_nan=False)
+
+
+def _networks(equivalent: float | None) -> str:
+    return "more than given" if equivalent == math.inf else f"{equivalent:.2f}"

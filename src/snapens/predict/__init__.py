@@ -1,0 +1,4 @@
+"""Fast prediction with an ensemble: the same result as `Ensemble.predict`, with less work and fewer launches."""
+
+from .predictor import BatchPrediction as BatchPrediction
+from .predictor import Predictor as Predictor

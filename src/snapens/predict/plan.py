@@ -1,0 +1,44 @@
+"""Plan: how the scores of members become one prediction, with the members in the order of their evaluation."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..batches import scores
+from ..combination import Combination
+from ..errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The weight of each member (newest first), the temperature, and the threshold of early exit."""
+
+    weights: tuple[float, ...]
+    temperature: float
+    threshold: float | None
+
+    @classmethod
+    def of(cls, combination: Combination) -> "Plan":
+        """The plan of a combination, whose members are listed oldest first."""
+        return cls(combination.shares[::-1], combination.temperature, combination.exit_threshold)
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """The sum of the first 1, 2, … weights."""
+        return tuple(accumulate(self.weights))
+
+    def tempered(self, mean: Tensor) -> Tensor:
+        """The prediction (batch, classes) for a mean of probabilities."""
+        return mean if self.temperature == 1 else (mean.log() / self.temperature).softmax(-1)
+
+
+def probabilities(output: Any) -> Tensor:
+    """The softmax of the output of a member, (batch, classes) in float32."""
+    found = scores(output)
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        shown = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "a mapping"
+        raise ArgumentError(f"model must return scores (batch, classes), got {shown}: use Ensemble.predict")
+    return found.to(torch.float32).softmax(-1)

@@ -1,0 +1,116 @@
+"""`snapens combine` and `snapens evaluate`, on the outputs of a user's own loop."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from snapens import Combination, Outputs, Snapshots
+from snapens.cli import main
+
+
+def outputs(folder, seed, examples=400, classes=3, part="held_out"):
+    """Three members that are right more often than not, each with noise of its own."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, examples)
+    logits = (
+        1.5 * np.eye(classes)[labels] + rng.normal(0, 1, (examples, classes)) + rng.normal(0, 1, (3, examples, classes))
+    )
+    scores = torch.tensor(2 * logits).log_softmax(-1).half().numpy()
+    members = tuple((Snapshots(folder).identity["run"], step) for step in (4, 8, 12))
+    return Outputs(members, scores, labels).save(folder, part)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    store = Snapshots(tmp_path / "run")
+    store.open_to_write()
+    for step in (4, 8, 12):
+        store.commit(step, {"w": torch.full((1,), float(step))})
+    store.close()
+    return tmp_path / "run"
+
+
+def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_the_test_part(folder, capsys):
+    held_out, test = outputs(folder, 0), outputs(folder, 1, part="test")
+    assert main(["combine", str(folder), "--members", "2", "--exit-loss", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "fitted on one half" in shown
+    assert "members" in shown
+    combination = Combination.load(folder)
+    assert combination.members == held_out.members[1:]
+    assert combination.temperature > 1.2  # the scores are doubled
+    assert 0 < combination.exit_threshold < 1
+
+    assert main(["evaluate", str(folder), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["part"], list(found["predictors"])) == ("test", ["last snapshot", "mean of 3", "combination.json"])
+    p = test.probabilities
+    for name, mean, used in (("last snapshot", p[-1], 1), ("mean of 3", p.mean(0), 3)):
+        numbers = found["predictors"][name]
+        wrong = mean.argmax(-1) != test.labels
+        assert numbers["error"] == pytest.approx(wrong.mean())
+        assert numbers["nll"] == pytest.approx(-np.log(mean[np.arange(400), test.labels]).mean())
+        assert numbers["class_errors"]["1"] == pytest.approx(wrong[test.labels == 1].mean())
+        assert (numbers["mean_members"], numbers["equivalent"], numbers["examples"]) == (used, None, 400)
+        assert numbers["error_of_confident"] < numbers["error"]
+    assert 1 < found["predictors"]["combination.json"]["mean_members"] < 2
+
+
+def test_a_table_shows_the_same_numbers_and_says_which_combination_it_used(folder, capsys):
+    outputs(folder, 0)
+    Combination.last(2).save(folder)
+    assert main(["evaluate", str(folder)]) == 0  # the only part
+    shown = capsys.readouterr().out
+    assert "part held_out: 400 examples" in shown
+    assert "combination.json: the last 2 of 3 members, temperature 1.000, no early exit" in shown
+    assert "classes with the highest errors: " in shown
+
+
+def test_independent_networks_serve_as_a_scale(folder, tmp_path, capsys):
+    outputs(folder, 0, part="test")
+    assert main(["evaluate", str(folder), "--baseline", str(folder), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictors"]
+    assert found["last snapshot"]["equivalent"] == pytest.approx(1)
+    assert found["mean of 3"]["equivalent"] == "more than given"
+    assert main(["evaluate", str(folder), "--baseline", str(folder)]) == 0
+    assert "more than given" in capsys.readouterr().out
+
+
+def test_weights_are_listed_in_words(folder, capsys):
+    outputs(folder, 0)
+    assert main(["combine", str(folder), "--weights", "simplex", "--no-exit", "--no-temperature"]) == 0
+    assert "with the weights " in capsys.readouterr().out
+    found = Combination.load(folder)
+    assert (found.temperature, found.exit_threshold, len(found.weights)) == (1.0, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["combine"], "contains no outputs of the part 'held_out'"),
+        (["combine", "--part", "test"], "outputs must be those of held-out training data, got the part 'test'"),
+        (["combine", "--part", "own", "--members", "some"], "members must be a whole number, 'all', 'last'"),
+        (["combine", "--part", "own", "--members", "4"], "last must be between 1 and 3 (the number of members), got 4"),
+        (["combine", "--part", "own", "--exit-loss", "-1"], "exit-loss must be from 0 to 100 (percentage points)"),
+        (["combine", "--part", "own", "--exit-loss", "nan"], "exit-loss must be from 0 to 100 (percentage points)"),
+        (["evaluate", "--part", "other"], "contains no outputs of the part 'other'"),
+    ],
+)
+def test_bad_requests_are_rejected_and_nothing_is_stored(folder, capsys, arguments, message):
+    outputs(folder, 0, part="own")
+    outputs(folder, 1, part="test")
+    command, *options = arguments
+    assert main([command, str(folder), *options]) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert not (folder / "combination.json").exists()
+
+
+def test_one_of_several_parts_must_be_chosen_if_none_is_the_test_part(folder, capsys):
+    outputs(folder, 0, part="a")
+    outputs(folder, 0, part="b")
+    assert main(["evaluate", str(folder)]) == 2
+    assert "part must be one of a, b: choose one with --part" in capsys.readouterr().err
+    assert main(["evaluate", str(folder / "none")]) == 2
+    assert "must be a folder that holds manifest.json" in capsys.readouterr().err
