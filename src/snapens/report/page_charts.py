@@ -85,19 +85,17 @@ def _last_members(summary: Summary) -> Chart:
 def _early_exit(summary: Summary) -> Chart:
     """The script of the page shows the ring around the point of the chosen m and threshold; all others stay hidden."""
     figure, axes = _one()
-    exits, members = summary.details.exits, len(summary.focus.members)
+    exits = summary.details.exits
     charts.early_exit(axes, exits)
     ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2, "color": INK, "alpha": 0}
     axes.plot(exits.used.ravel(), 100 * exits.error.ravel(), linestyle="", gid="exit", **ring)
     axes.set_ylabel(_error_on(summary.details.evidence.part))
     hints = [
         (used, 100 * error, f"early exit at {threshold:g}: {100 * error:.2f} %, {used:.2f} members on average")
-        for threshold, used, error in zip(THRESHOLDS[:-1], exits.used[-1], exits.error[-1], strict=False)
+        for threshold, used, error in zip(THRESHOLDS, exits.used[-1], exits.error[-1], strict=True)
     ]
-    hints += [
-        (m, 100 * exits.error[m - 1, -1], f"always the last {m}: {100 * exits.error[m - 1, -1]:.2f} %")
-        for m in range(1, members + 1)
-    ]
+    fixed = 100 * exits.error[:, -1]
+    hints += [(m, error, f"always the last {m}: {error:.2f} %") for m, error in enumerate(fixed, 1)]
     description = f"At a confidence of {THRESHOLDS[0]:g}, {exits.used[-1, 0]:.2f} members are evaluated on average."
     return Chart("exits", figure, "Error and cost of early exit", description, _hinted(axes, hints))
 
