@@ -3,11 +3,12 @@
 `make results` runs it; a test fails when a table or a figure does not match the ledger.
 """
 
+import json
 from pathlib import Path
 
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
-from snapens.report import charts, figures, formats, readme, style
+from snapens.report import charts, figures, formats, names, readme, style
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
@@ -17,8 +18,35 @@ FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), 
 def texts() -> dict[Path, str]:
     """The files that have a generated block, with the block regenerated."""
     entries = ledger.entries(ROOT / "results")
-    blocks = {"README.md": readme.results(entries), "docs/results.md": formats.markdown(table(1, entries)).strip()}
+    blocks = {
+        "README.md": readme.results(entries),
+        "docs/results.md": formats.markdown(table(1, entries)).strip(),
+        "docs/work.md": predictions(ROOT / "results/prediction"),
+    }
     return {ROOT / name: readme.update((ROOT / name).read_text(), block) for name, block in blocks.items()}
+
+
+def predictions(folder: Path) -> str:
+    """The results of `snapens bench predict`: one line per network and batch size, then the errors."""
+    rows = [["network", "batch", "one model, ms", "Ensemble", "Predictor", "with early exit"], ["---", *["---:"] * 5]]
+    errors = []
+    for path in sorted(folder.glob("*.json")):
+        measured = json.loads(path.read_text())
+        for network, found in measured["networks"].items():
+            name = names.NETWORKS[network]
+            for batch in dict.fromkeys(one["batch"] for one in found["timings"]):
+                times = [one for one in found["timings"] if one["batch"] == batch]
+                ratios = [f"{one['ratio']:.2f} ×" for one in times[1:]]
+                rows.append([name, f"{batch:,}", f"{times[0]['median_ms']:.2f}", *ratios, *["–"] * (3 - len(ratios))])
+            if qualities := found["qualities"]:
+                every, early = qualities["all members"], qualities["early exit"]
+                errors.append(
+                    f"- {name}: {every['error_percent']:.2f} % with all members, {early['error_percent']:.2f} % with "
+                    f"early exit at {found['exit_threshold']:.2f} and {early['members_used']:.2f} members per image "
+                    f"(difference {early['more_errors_percent']:+.2f} ± {early['standard_error_percent']:.2f} points)."
+                )
+    origin = f"{measured['device']}, torch {measured['torch']}, n = 1. Test errors of the predictors:"
+    return "\n".join([*map(formats.markdown_row, rows), "", origin, "", *errors])
 
 
 def pictures() -> dict[Path, bytes]:

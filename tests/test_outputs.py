@@ -11,7 +11,7 @@ import torch
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
 from snapens.outputs import Outputs
-from snapens.storage import durable, parts
+from snapens.storage import durable, parts, tensorfile
 
 LABELS = np.array([0, 1, 2, 0], np.int64)
 
@@ -172,9 +172,31 @@ def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, mon
         raise OSError("no space left")
 
     monkeypatch.setattr(durable, "publish", full)
-    with pytest.raises(StoreError, match=r"outputs of the part 'other' could not be written .*no space left"):
+    with pytest.raises(StoreError, match=r"outputs of the part 'other' in .* could not be written \(no space left\)"):
         outputs(folder, 4, 8).save(folder, "other")
     assert Outputs.load(folder).steps == (4, 8)
+
+
+def test_outputs_that_another_process_saves_during_a_save_are_not_overwritten(folder, monkeypatch):
+    outputs(folder, 4, 8).save(folder, "test")
+    path, save = folder / "outputs/test.json", tensorfile.save
+
+    def meanwhile(*args):
+        path.write_bytes(b"saved by a process that got the lock, because shutil.copytree dropped it")
+        return save(*args)
+
+    monkeypatch.setattr(tensorfile, "save", meanwhile)
+    with pytest.raises(StoreError, match=r"one writer, but another process changed .*test\.json: stop the other"):
+        outputs(folder, 8).append(folder, "test")
+    assert path.read_bytes().startswith(b"saved by")
+
+
+def test_the_lock_of_outputs_is_required_when_they_are_published(folder, monkeypatch):
+    ensured, publish, ensure = [], durable.publish, durable.WriterLock.ensure
+    monkeypatch.setattr(durable.WriterLock, "ensure", lambda lock: ensured.append("lock") or ensure(lock))
+    monkeypatch.setattr(durable, "publish", lambda path, content: ensured.append(path.suffix) or publish(path, content))
+    outputs(folder, 4, 8).save(folder, "test")
+    assert ensured == ["lock", *[".safetensors"] * 3, "lock", ".json"]
 
 
 def test_a_damaged_index_is_an_error_and_no_file_is_removed(folder):

@@ -113,6 +113,6 @@ class Combination:
         """The combination in a run folder."""
         path, run = Path(folder) / "combination.json", manifest.read(Path(folder)).run
         try:
-            return sealed.read(path, "combination", cls, run=run).value
+            return sealed.decode(path, durable.contents(path), "combination", cls, run=run).value
         except FileNotFoundError as error:
             raise StoreError(f"{folder} contains no combination.json: fit and save a combination first") from error

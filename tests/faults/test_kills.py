@@ -18,7 +18,7 @@ RECIPES = {
     kills: tiny.recipe(
         cycles=4, epochs=epochs, method="grow", pattern=("fresh", "warm"), dropout=0.3, held_out=8, seed=5
     )
-    for kills, epochs in {10: 12, 100: 72}.items()
+    for kills, epochs in {10: 12, 100: 200}.items()
 }
 """The number of kills, and a run that is long enough for them; four steps per epoch."""
 

@@ -1,6 +1,7 @@
 """Faults at each file operation: nothing is lost, errors are our own, and doing it again succeeds."""
 
 import gc
+import shutil
 
 import pytest
 from disk import FAULTS, Disk, Killed
@@ -49,7 +50,9 @@ def assert_survives(scenario, folders, fault, at, before, after):
     close(target)
     assert look(path) == after[0]
     if fault.startswith("a kill"):  # otherwise files may stay until the next commit
-        assert files(path) == after[1]
+        unused = 0 if scenario.whole else 1  # no commit follows the last one of a run, whose clean-up was killed
+        assert all(after[1][name] <= count <= after[1][name] + unused for name, count in files(path).items())
+    shutil.rmtree(path.parent)
 
 
 def close(target):
@@ -59,7 +62,14 @@ def close(target):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return Folders(tmp_path_factory.mktemp("folders"))
+    yield Folders(tmp_path_factory.mktemp("folders"))
+    gc.unfreeze()
+
+
+def ignore_present_objects():
+    """Let later collections visit new objects only: those of torch take three quarters of the time of a trial."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.mark.parametrize("count", HOW_MANY)
@@ -74,6 +84,7 @@ def test_writing_survives_a_fault_at_each_operation_and_can_be_repeated(folders,
         scenario.act(target)
     close(target)
     after = look(path), files(path)
+    ignore_present_objects()
     failures, tried = {}, points(disk.operations, fault, count)
     print(len(tried), "faults:", name)
     for at in tried:

@@ -1,5 +1,6 @@
 """Power cuts: whatever unsynced part reached the disk, all that was acknowledged is there, and the run goes on."""
 
+import shutil
 from contextlib import closing
 from unittest.mock import patch
 
@@ -31,6 +32,7 @@ def images(disk, folder, count):
                 image = folder / f"{at}-{kind}"
                 model.write_image(image, Choice(kind, seed=at))
                 yield image, known
+                shutil.rmtree(image)
         if at < len(disk.operations):
             model.replay(disk.operations[at])
 

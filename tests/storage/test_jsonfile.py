@@ -3,7 +3,7 @@ import json
 import pytest
 
 from snapens.errors import DamagedError
-from snapens.storage import jsonfile
+from snapens.storage import durable, jsonfile
 
 
 @pytest.mark.parametrize("content", [{}, [], None, True, -3, 0.1, "é ☃", {"a": [1, {"b": None}], "": [[]]}])
@@ -58,14 +58,13 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
         jsonfile.read(path)
 
 
-def test_a_file_of_the_largest_size_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonfile, "SIZE_LIMIT", 10)
+def test_a_file_of_the_largest_size_is_read(tmp_path):
     path = tmp_path / "some.json"
     path.write_bytes(b"[1, 2, 34]")
-    assert jsonfile.read(path) == [1, 2, 34]
+    assert durable.contents(path, 10) == b"[1, 2, 34]"
     path.write_bytes(b"[1, 2, 345]")
     with pytest.raises(DamagedError, match="at most 10 bytes, got 11"):
-        jsonfile.read(path)
+        durable.contents(path, 10)
 
 
 def test_the_encoding_of_a_sealed_file_has_one_line_per_field():

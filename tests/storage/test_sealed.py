@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from snapens.errors import DamagedError, StoreError
-from snapens.storage import sealed
+from snapens.storage import durable, sealed
 
 RUN = "a" * 32
 
@@ -22,7 +22,8 @@ class Thing:
 
 
 def read(path, run=RUN, kind="thing"):
-    return sealed.read(path, kind, Thing, run=run, format_1=lambda content: Thing(content["old_size"]))
+    raw = durable.contents(path)
+    return sealed.decode(path, raw, kind, Thing, run=run, format_1=lambda content: Thing(content["old_size"]))
 
 
 def resealed(**changes):

@@ -19,8 +19,8 @@ from .plan import Plan
 
 log = logging.getLogger("snapens")
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-TOGETHER = (16, 64)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024)
+TOGETHER = (32, 64)  # on an H200, all five members for 32 rows take no longer than the newest, a wait and the others
 _EXAMPLE_ROWS = 2  # with which a changed network is checked
 _DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32, torch.bfloat16)}
 
@@ -31,7 +31,7 @@ class BatchPrediction(NamedTuple):
     probabilities: Tensor
     """(batch, classes), float32."""
     members_used: Tensor
-    """(batch,), int64: how many members were evaluated for each row, unless the combination has no exit_threshold."""
+    """(batch,), int64: after how many members each row stopped; all of them, if there is no exit_threshold."""
 
 
 class Predictor:

@@ -25,6 +25,9 @@ except ImportError:  # Windows has no POSIX locks: there, nothing prevents a sec
 Content = Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
 """The content of a file: its chunks, or a function that writes into the open file."""
 
+SIZE_LIMIT = 1 << 28
+"""The largest size in bytes of a file that is read as a whole, such as a JSON file or a log."""
+
 _TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits
 _OWNER = re.compile(rb"[0-9]{0,20}")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
@@ -47,12 +50,11 @@ def publish(path: Path, content: Content) -> Digest:
     """
     temporary = path.with_name(f"{path.name}.{unique()}.part")
     try:
-        with open(temporary, "x+b", opener=_create) as file:
+        with open(temporary, "x+b") as file:  # exclusive creation follows no link
             if callable(content):
                 content(file)
             else:
-                for chunk in content:
-                    file.write(chunk)
+                file.writelines(content)
             file.flush()
             found = _synced(file)
         os.replace(temporary, path)
@@ -76,12 +78,22 @@ def _synced(file: BinaryIO) -> Digest:
 
 def write(path: Path, content: bytes) -> Path:
     """Publish a file that a user requested; create its folder if necessary."""
-    try:
+    with writing(path):
         make_folder(path.parent)
         publish(path, [content])
-    except OSError as error:
-        raise StoreError(f"{path} could not be written ({error}): free disk space, or choose another path") from error
     return path
+
+
+@contextmanager
+def writing(what: str | Path) -> Iterator[None]:
+    """Write something; an OSError becomes a StoreError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{what} could not be written ({error}); earlier files are intact: "
+            "free disk space, or choose another folder, then try again"
+        ) from error
 
 
 def make_folder(path: Path) -> None:
@@ -124,6 +136,16 @@ def exists(path: Path) -> bool:
     return True
 
 
+def listed(folder: Path) -> list[Path]:
+    """The content of a folder, by name; nothing if the folder does not exist."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file to read it; a missing file raises FileNotFoundError, another I/O error StoreError."""
@@ -136,7 +158,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
         raise _unreadable(path, error) from error
 
 
-def contents(path: Path, limit: int) -> bytes:
+def contents(path: Path, limit: int = SIZE_LIMIT) -> bytes:
     """The bytes of a regular file of limited size."""
     with reading(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > limit:
@@ -178,10 +200,6 @@ def _digest(file: BinaryIO) -> Digest:
     return Digest(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)  # type: ignore[arg-type]
 
 
-def _create(path: str, flags: int) -> int:
-    return os.open(path, flags | _NO_FOLLOW, 0o666)
-
-
 def _regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | _NO_WAIT, 0o666)  # opening a FIFO must not wait for its other end
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -216,7 +234,7 @@ class WriterLock:
     _held: ClassVar[dict[tuple[int, Path], object]] = {}
 
     def __init__(self, path: Path) -> None:
-        self._path, held, mark = path, (os.getpid(), path.resolve()), object()
+        self._path, held, mark = path, (os.getpid(), path.parent.resolve() / path.name), object()
         if self._held.setdefault(held, mark) is not mark:  # one operation: two threads cannot both succeed
             raise LockedError(f"{self._rule} this process: close() that writer first")
         try:
@@ -248,12 +266,10 @@ class WriterLock:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
-            from torch import distributed as dist  # only now: some commands do not wait for torch
-
-            remedy = "wait until it ends or choose another folder"
-            if dist.is_available() and dist.is_initialized():
-                remedy += "; under DDP pass the wrapped model"
-            raise LockedError(f"{self._rule} process {owner}: {remedy}") from error
+            raise LockedError(
+                f"{self._rule} process {owner}: wait until it ends or choose another folder; "
+                "under DDP pass the wrapped model"
+            ) from error
 
     def _open(self) -> int:
         return own_file(str(self._path), os.O_RDWR | os.O_CREAT)

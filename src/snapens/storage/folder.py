@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..errors import DamagedError, StoreError
-from . import durable, jsonfile, manifest, tensorfile
+from . import durable, manifest, tensorfile
 from .generations import Generations
 from .manifest import Manifest, Record
 from .sealed import Sealed
@@ -27,35 +27,23 @@ class Folder:
         self._generations = Generations(path / "manifest.json", self._files, r"step-\d{9,}")
         self._lock: durable.WriterLock | None = None
         self._written: Sealed[Manifest] | None = None  # only for a writer; readers read the disk each time
-        self._on_disk: dict[bytes, set[str]] = {}  # what this writer may have put into manifest.json
-        self._reserved: tuple[int, Path] | None = None
+        self._reserved = -1, self._files  # the step and the path of the next file
         self._known: dict[str, tuple[dict[str, Stored], dict[str, Place]]] = {}  # files that were checked or written
 
     def open_to_write(self, resume: bool) -> None:
         """Become the folder's only writer; a folder that holds snapshots is accepted only with `resume`."""
-        path, closed = self.path / "manifest.json", self._lock is None
+        closed = self._lock is None
         try:
             if closed:
-                durable.make_folder(self.path)
-                durable.make_subfolder(self._files)
-                self._lock = durable.WriterLock(self.path / "writer.lock")
-                if not durable.exists(path):
-                    self._require_untouched()
-                    durable.publish(path, [Manifest().encode(uuid.uuid4().hex)])
-                self._written = found = manifest.read(self.path)
-                self._on_disk = {found.content: _names(found.value)}
-                self._generations.rest_on(found.content, _names(found.value))
+                self._open()
             if self.steps and not resume:
                 raise StoreError(
                     f"store must be a folder without snapshots, got {self.path}, which holds those of steps "
                     f"{', '.join(map(str, self.steps))}: choose another, or pass resume=True to continue that run"
                 )
-        except BaseException as error:
+        except BaseException:
             if closed:
                 self.close()
-            if isinstance(error, OSError):
-                reason = f"store must be a folder that can be written, got {self.path} ({error}): choose another"
-                raise StoreError(reason) from error
             raise
 
     def close(self) -> None:
@@ -91,7 +79,7 @@ class Folder:
 
     def reserve(self, step: int) -> str:
         """The name of the file that the next commit will write if it has this step."""
-        if self._reserved is None or self._reserved[0] != step:
+        if self._reserved[0] != step or self._generations.may_list(self._reserved[1].name):
             self._reserved = step, self._generations.file(f"step-{step:09d}")
         return self._reserved[1].name
 
@@ -104,46 +92,51 @@ class Folder:
         partial: bool,
     ) -> None:
         """Commit a snapshot; see `Store`."""
-        base, lock = self._writable()
-        run, file, files = str(base.run), self.reserve(step), _names(base.value)
-        longest = max((file, *files), key=len), max(specs, key=_encoded_length, default="")
-        items = _items(file, specs, tensors, tied)
-        try:
-            lock.ensure()
-            self._generations.sweep(self._named_on_disk())  # files of a failed commit may fill the disk
-            digest = tensorfile.stream(self._files / file, specs, items, About(run, "snapshot", step), longest)
+        base = self._writable()
+        run, file = str(base.run), self.reserve(step)
+        before = self.entries(base.value.snapshots[-1].step) if base.value.snapshots else {}
+        places = {name: (stored.path.name, stored.name) for name, stored in before.items() if name in specs}
+        possible = [*places.items()]
+        for name, first in tied.items():
+            possible += [(name, (file, first)), (name, places.get(first, (file, first)))]
+        items = _items(file, places, tensors, tied)
+        with durable.writing(f"the snapshot of step {step} in {self.path}"):
+            durable.make_subfolder(self._files)  # nobody replaced it by a link
+            self._generations.sweep(self._generations.listed())  # files of a failed commit may fill the disk
+            digest = tensorfile.stream(self._files / file, specs, items, About(run, "snapshot", step), possible)
             self._known[file] = tensorfile.header(self._files / file)
             committed = Manifest((*base.value.snapshots, Record(file, digest, step, partial)))
-            content, files = committed.encode(run), files | {file}
-            lock.ensure()
-            self._named_on_disk()  # no other writer changed it while the tensors were written
-            self._on_disk[content] = files  # whether or not the commit returns
-            self._reserved = None  # from now on a manifest may name the file
-            lock.ensure()  # again, because writing the tensors took time, and the process may have dropped its lock
-            self._named_on_disk()
-            self._generations.commit(content, files)
-        except OSError as error:
-            raise StoreError(
-                f"the snapshot of step {step} could not be written to {self.path} ({error}); "
-                "the earlier ones are intact: free disk space or repair the folder, then call again"
-            ) from error
+            content = committed.encode(run)
+            self._generations.commit(content, _names(committed))
         self._written = Sealed(committed, run, content)
-        self._on_disk = {content: files}
 
     def rewind(self, step: int) -> None:
         """Discard the snapshots after `step`; the next commit removes their files. The others are checked."""
-        before = self._writable()[0]
+        before = self._writable()
         if (kept := before.value.upto(step)) != before.value:
             self._written = Sealed(kept, before.run, kept.encode(str(before.run)))
             self._generations.rest_on(self._written.content, _names(kept))
         for one in self.steps:
             self.entries(one)
 
+    def _open(self) -> None:
+        path = self.path / "manifest.json"
+        with durable.writing(f"store {self.path}"):
+            durable.make_folder(self.path)
+            durable.make_subfolder(self._files)
+            self._lock = durable.WriterLock(self.path / "writer.lock")
+            if not durable.exists(path):
+                self._require_untouched()
+                durable.publish(path, [Manifest().encode(uuid.uuid4().hex)])
+        self._written = found = manifest.read(self.path)
+        self._generations.guard(self._lock, found.content, _names(found.value))
+        self._generations.rest_on(found.content, _names(found.value))
+
     def _require_untouched(self) -> None:
         """Reject a folder whose manifest was lost: with an empty one, the next commit would remove its snapshots."""
         previous = self._generations.previous
         named = previous is not None and durable.exists(previous)
-        if named or any(self._generations.owns(path.name) for path in self._files.iterdir()):
+        if named or any(self._generations.owns(path.name) for path in durable.listed(self._files)):
             remedy = "copy manifest.previous.json to manifest.json" if named else "restore it"
             raise DamagedError(
                 f"{self.path} contains snapshots, but manifest.json is missing: {remedy}, or choose another folder"
@@ -153,22 +146,12 @@ class Folder:
     def _manifest(self) -> Sealed[Manifest]:
         return self._written or manifest.read(self.path)
 
-    def _writable(self) -> tuple[Sealed[Manifest], durable.WriterLock]:
-        if self._written is None or self._lock is None:
+    def _writable(self) -> Sealed[Manifest]:
+        if self._written is None:
             raise StoreError(
                 f"{self.path} is open for reading only: let a SnapshotEnsembler write to it, or call open_to_write()"
             )
-        return self._written, self._lock
-
-    def _named_on_disk(self) -> set[str]:
-        """The files that the manifest on disk lists; it must be the one that this writer read or wrote last."""
-        found = durable.contents(self.path / "manifest.json", jsonfile.SIZE_LIMIT)
-        if found not in self._on_disk:
-            raise StoreError(
-                f"store must have one writer, but another process changed {self.path / 'manifest.json'}: "
-                "stop the other process, then resume this run from its checkpoint"
-            )
-        return self._on_disk[found]
+        return self._written
 
     def _file(self, record: Record) -> tuple[dict[str, Stored], dict[str, Place]]:
         if record.file not in self._known:
@@ -182,20 +165,17 @@ def _names(found: Manifest) -> set[str]:
     return {record.file for record in found.snapshots}
 
 
-def _encoded_length(name: str) -> int:
-    return len(jsonfile.compact(jsonfile.compact(name)))
-
-
 def _items(
-    file: str, specs: Mapping[str, Spec], tensors: Iterable[tuple[str, Tensor | Entry]], tied: Mapping[str, str]
+    file: str, places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor | Entry]], tied: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor | Place]]:
     """The tensors that a snapshot's file contains, and the places of the others."""
-    places: dict[str, Place] = {}
+    stored = {}
     for name, item in tensors:
-        if isinstance(item, Stored) and item.name in specs:
-            places[name] = item.path.name, item.name
+        if isinstance(item, Tensor):
+            stored[name] = file, name
+            yield name, item
+        else:
+            stored[name] = places[name]
             yield name, places[name]
-        else:  # the header has no space for a name that only earlier snapshots had
-            yield name, item if isinstance(item, Tensor) else item.read()
     for name, first in tied.items():
-        yield name, places.get(first, (file, first))
+        yield name, stored[first]

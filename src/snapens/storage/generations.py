@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from ..errors import StoreError
 from . import durable
 
 log = logging.getLogger("snapens")
@@ -23,6 +24,8 @@ class Generations:
         self._name = re.compile(name + r"-[0-9a-f]{12}\.safetensors")
         self._json = re.compile("|".join(re.escape(one.name) for one in (path, self.previous) if one))
         self._base: tuple[bytes, frozenset[str]] | None = None
+        self._lock: durable.WriterLock | None = None
+        self._on_disk: dict[bytes, frozenset[str]] = {}  # what this writer read in, or may have put into, the JSON file
 
     def file(self, name: str) -> Path:
         """A path for a new file."""
@@ -36,14 +39,38 @@ class Generations:
         """Use an intact generation that was read as the previous generation of the next commit."""
         self._base = content, frozenset(files)
 
+    def guard(self, lock: durable.WriterLock, content: bytes, files: Collection[str] = ()) -> None:
+        """From now on require the lock, and that nobody else changes the JSON file, which was read under it."""
+        self._lock, self._on_disk = lock, {content: frozenset(files)}
+
+    def listed(self) -> frozenset[str]:
+        """The files that the JSON file lists; the lock and the file must still be those of this writer."""
+        if self._lock is not None:
+            self._lock.ensure()  # the process may have dropped it
+        found = durable.contents(self.path) if durable.exists(self.path) else b""
+        if found not in self._on_disk:
+            raise StoreError(
+                f"store must have one writer, but another process changed {self.path}: "
+                "stop the other process, then resume from the last checkpoint, or save again"
+            )
+        return self._on_disk[found]
+
+    def may_list(self, name: str) -> bool:
+        """Whether the JSON file may list a file: a commit that failed may have published it."""
+        return any(name in files for files in self._on_disk.values())
+
     def commit(self, content: bytes, files: Collection[str]) -> None:
         """Publish a generation whose files are already written."""
-        kept = set(files)
+        kept = frozenset(files)
+        if self._lock is not None:
+            self.listed()  # still ours, although writing the files took time
+            self._on_disk[content] = kept  # whether or not the commit returns
         if self.previous is not None and self._base is not None:
             durable.publish(self.previous, [self._base[0]])
             kept |= self._base[1]
         durable.publish(self.path, [content])
         self.rest_on(content, files)
+        self._on_disk = {content: frozenset(files)}
         self.sweep(kept)
 
     def sweep(self, keep: Collection[str]) -> None:

@@ -6,12 +6,10 @@ from typing import Any
 
 from . import durable
 
-SIZE_LIMIT = 1 << 28
-
 
 def read(path: Path) -> Any:
     """The content of a file; ValueError if it is not strict JSON."""
-    return loads(durable.contents(path, SIZE_LIMIT))
+    return loads(durable.contents(path))
 
 
 def loads(text: str | bytes) -> Any:

@@ -15,9 +15,6 @@ from .typed import decoded
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-Elsewhere = dict[str, tuple[str, str]]
-"""Tensors of a snapshot that another name or an earlier file holds: name -> (file, name in that file)."""
-
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -38,12 +35,12 @@ class Record(FileRecord):
     """One snapshot: its completed step and its file.
 
     A partial snapshot holds only some of a model's tensors. The header of the file lists the tensors that are stored
-    elsewhere; `elsewhere` lists them for files of format 1.
+    elsewhere; `elsewhere` lists them for files of format 1: name -> (file, name in that file).
     """
 
     step: int
     partial: bool = False
-    elsewhere: Elsewhere = field(default_factory=dict)
+    elsewhere: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @cached_property
     def encoded(self) -> str:
@@ -81,21 +78,21 @@ class Manifest:
 def read(path: Path) -> Sealed[Manifest]:
     """The manifest of a folder."""
     try:
-        return _parsed(path / "manifest.json", durable.contents(path / "manifest.json", jsonfile.SIZE_LIMIT))
+        return _parsed(path / "manifest.json", durable.contents(path / "manifest.json"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"store must be a folder that holds manifest.json, got {path}: check the path") from error
 
 
 @lru_cache(maxsize=8)  # readers read the disk each time
 def _parsed(path: Path, raw: bytes) -> Sealed[Manifest]:
-    return sealed.read(path, "manifest", Manifest, format_1=_format_1, raw=raw)
+    return sealed.decode(path, raw, "manifest", Manifest, format_1=_format_1)
 
 
 @dataclass(frozen=True)
 class _Record1:
     step: int
     file: str
-    shared: Elsewhere
+    shared: dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
-from . import durable, jsonfile, manifest, sealed, tensorfile
+from . import durable, manifest, sealed, tensorfile
 from .generations import Generations
 from .manifest import FileRecord
 from .tensorfile import About, Spec, Stored
@@ -68,8 +68,8 @@ class PartFolder:
     @property
     def version(self) -> tuple[bytes, bytes]:
         """What the JSON files hold now; another version means that a writer replaced files."""
-        index = durable.contents(self.path, jsonfile.SIZE_LIMIT) if durable.exists(self.path) else b""
-        return durable.contents(self.folder / "manifest.json", jsonfile.SIZE_LIMIT), index
+        index = durable.contents(self.path) if durable.exists(self.path) else b""
+        return durable.contents(self.folder / "manifest.json"), index
 
     def labels(self) -> Stored:
         """The stored labels."""
@@ -85,8 +85,10 @@ class PartFolder:
             spec = Spec(torch.float16, (index.examples, index.classes))
             return self._checked(record, record.step, "log_probabilities", spec)
         if self.is_format_1 and step in self._steps_1 and (rows := self._format_1.get(self.part)):
-            if len(rows.shape) != 3 or 0 in rows.shape or rows.shape[0] != len(self._steps_1):
-                raise DamagedError(f"{rows.path} must hold (members, examples, classes) of {self.part!r}: restore it")
+            if rows.dtype != torch.float16 or rows.shape[:-2] != (len(self._steps_1),) or 0 in rows.shape:
+                raise DamagedError(
+                    f"{rows.path} must hold float16 (members, examples, classes) of {self.part!r}: restore it"
+                )
             spec = Spec(rows.dtype, rows.shape[1:])
             return Stored(rows.path, rows.name, rows.offset + self._steps_1.index(step) * spec.nbytes, *spec)
         raise DamagedError(
@@ -94,8 +96,12 @@ class PartFolder:
             f"{step} are missing: save the outputs of all members again, or resume the run"
         )
 
-    def put(self, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
+    def put(
+        self, members: Mapping[int, Member], labels: NDArray[np.int64], lock: durable.WriterLock, *, replace: bool
+    ) -> None:
         """Write members, and drop all others if `replace`, or else those whose snapshot no longer exists."""
+        files = Generations(self.path, self.path.parent, rf"{self.part}-(labels|step-\d{{9,}})", previous=False)
+        files.guard(lock, self.version[1])
         index = None if replace else self._index
         alive = set(self.snapshots.values()) - {snapshot for snapshot, _ in members.values()}
         records = [record for record in (index.members if index else ()) if record.snapshot in alive]
@@ -105,7 +111,6 @@ class PartFolder:
                 f"labels and classes must be those of the outputs of {self.part!r} in {self.folder}, got others: "
                 "choose another part, or save all members again"
             )
-        files = Generations(self.path, self.path.parent, rf"{self.part}-(labels|step-\d{{9,}})", previous=False)
         held = index.labels if index and records else self._written(files, "labels", labels, None)
         for step, (snapshot, rows) in members.items():
             file = self._written(files, f"step-{step:09d}", rows, step)
@@ -117,14 +122,14 @@ class PartFolder:
     @cached_property
     def _index(self) -> Index | None:
         try:
-            return sealed.read(self.path, "outputs", Index, run=self._manifest.run).value
+            return sealed.decode(self.path, durable.contents(self.path), "outputs", Index, run=self._manifest.run).value
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
         path = self.folder / FORMAT_1
-        return tensorfile.entries(path) if durable.exists(path) else {}
+        return tensorfile.header(path)[0] if durable.exists(path) else {}
 
     @cached_property
     def _steps_1(self) -> list[int]:
@@ -140,7 +145,7 @@ class PartFolder:
     def _checked(self, record: FileRecord, step: int | None, kind: str, spec: Spec) -> Stored:
         path = self.path.parent / record.file
         durable.check(path, record.digest, self.path.name)
-        found = tensorfile.entries(path, About(self.run, kind, step)).get(kind)
+        found = tensorfile.header(path, About(self.run, kind, step))[0].get(kind)
         if found is None or Spec(found.dtype, found.shape) != spec:
             raise DamagedError(f"{path} must hold {kind} of shape {spec.shape}: restore the file")
         return found
@@ -148,55 +153,42 @@ class PartFolder:
 
 def names(folder: Path) -> list[str]:
     """The parts with outputs in a run folder."""
-    found = {path.stem for path in (folder / "outputs").glob("*.json")}
+    found = {path.stem for path in durable.listed(folder / "outputs") if path.suffix == ".json"}
     if durable.exists(folder / FORMAT_1):
-        found |= {name.removesuffix("_labels") for name in tensorfile.entries(folder / FORMAT_1) if "_labels" in name}
+        of_format_1 = tensorfile.header(folder / FORMAT_1)[0]
+        found |= {name.removesuffix("_labels") for name in of_format_1 if name.endswith("_labels")}
     return sorted(found)
 
 
-Loaded = tuple[tuple[tuple[str, int], ...], NDArray[np.float16], NDArray[np.int64]]
-
-
-def load(folder: Path, part: str) -> Loaded:
+def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[np.float16], NDArray[np.int64]]:
     """The (run, step) of all members, their log-probabilities (members, examples, classes), and the labels."""
     while True:
         files = PartFolder(folder, part)
         version = files.version
         try:
-            return _loaded(folder, part, files)
+            if not files.exists:
+                raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
+            if not files.snapshots:
+                raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
+            rows = [files.member(step) for step in files.snapshots]
+            found = np.empty((len(rows), *rows[0].shape), np.float16)
+            for row, stored in zip(found, rows, strict=True):
+                stored.read_into(row.data.cast("B"))
+            return tuple((files.run, step) for step in files.snapshots), found, files.labels().read().numpy()
         except DamagedError:
             if files.version == version:
                 raise  # otherwise a writer replaced the files in the meantime: read them again
 
 
-def _loaded(folder: Path, part: str, files: PartFolder) -> Loaded:
-    if not files.exists:
-        raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
-    if not files.snapshots:
-        raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
-    rows = [files.member(step) for step in files.snapshots]
-    if {(row.dtype, len(row.shape)) for row in rows} != {(torch.float16, 2)} or len({row.shape for row in rows}) > 1:
-        raise DamagedError(f"{folder} must hold float16 outputs of one shape for the part {part!r}: restore them")
-    found = np.empty((len(rows), *rows[0].shape), np.float16)
-    for row, stored in zip(found, rows, strict=True):
-        stored.read_into(row.data.cast("B"))
-    return tuple((files.run, step) for step in files.snapshots), found, files.labels().read().numpy()
-
-
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
     """Write members of a part; only one writer at a time does so, and others wait for it."""
-    try:
+    with durable.writing(f"the outputs of the part {part!r} in {folder}"):
         durable.make_subfolder(folder / "outputs")
         lock = _lock(folder / "outputs" / "writer.lock")
         try:
-            PartFolder(folder, part).put(members, labels, replace=replace)
+            PartFolder(folder, part).put(members, labels, lock, replace=replace)
         finally:
             lock.release()
-    except OSError as error:
-        raise StoreError(
-            f"the outputs of the part {part!r} could not be written to {folder} ({error}); "
-            "the earlier ones are intact: free disk space, then try again"
-        ) from error
 
 
 def _lock(path: Path) -> durable.WriterLock:

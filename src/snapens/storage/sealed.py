@@ -33,21 +33,19 @@ def encode(kind: str, run: str, content: Mapping[str, Any]) -> bytes:
     return body.removesuffix(b"\n}\n") + b',\n"sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
 
 
-def read(
+def decode(
     path: Path,
+    raw: bytes,
     kind: str,
     form: type[T],
     *,
     run: str | None = None,
     format_1: Callable[[dict[str, Any]], T] | None = None,
-    raw: bytes | None = None,
 ) -> Sealed[T]:
-    """Read a file as a `form`; `format_1` decodes a file of format 1; `raw` is the content if it is already known.
+    """Decode the bytes of a file as a `form`; `format_1` decodes those of a file of format 1.
 
-    A missing file raises FileNotFoundError; a damaged file, or a file of another run, raises DamagedError; a file of a
-    newer version, or one that the system cannot read, raises another StoreError.
+    A damaged file, or a file of another run, raises DamagedError; a file of a newer version another StoreError.
     """
-    raw = durable.contents(path, jsonfile.SIZE_LIMIT) if raw is None else raw
     intact = False
     try:
         content = jsonfile.loads(raw)
@@ -66,7 +64,7 @@ def read(
         previous = path.with_suffix(".previous.json")
         remedy = f"copy the previous version, {previous.name}, over it"
         raise DamagedError(
-            f"{path} must be unaltered, got {error}: {remedy if previous.exists() else 'restore the file'}"
+            f"{path} must be unaltered, got {error}: {remedy if durable.exists(previous) else 'restore the file'}"
         ) from error
 
 

@@ -117,17 +117,17 @@ def stream(
     specs: Mapping[str, Spec],
     items: Iterable[tuple[str, Tensor | Place]],
     about: About,
-    longest: Place | None = None,
+    places: Iterable[tuple[str, Place]] = (),
 ) -> durable.Digest:
     """Write a file tensor by tensor, in file order; each tensor is in memory only while it is written.
 
-    An item is a contiguous tensor on the CPU, or the place where it is already stored; no place is longer than
-    `longest`. The header comes first but depends on the items, so space for it is reserved and filled up with spaces.
+    An item is a contiguous tensor on the CPU, or a place where it is already stored, which must be one of its `places`.
+    The header comes first but depends on the items, so space for it is reserved and filled up with spaces.
     """
     metadata = {"format": str(FORMAT), "run": about.run, "kind": about.kind}
     if about.step is not None:
         metadata["step"] = str(about.step)
-    room = _room(specs, metadata, longest)
+    room = _room(specs, metadata, places)
 
     def content(file: BinaryIO) -> None:
         header: dict[str, Any] = {"__metadata__": metadata}
@@ -144,16 +144,11 @@ def stream(
         if elsewhere:
             metadata["elsewhere"] = jsonfile.compact(elsewhere)
         if len(text := jsonfile.compact(header).encode()) > room:
-            raise ArgumentError(f"longest must be the longest place of an item, got {longest}")
+            raise ArgumentError(f"places must contain the place of each item that is stored elsewhere, got {places}")
         file.seek(0)
         file.write(room.to_bytes(8, "little") + text.ljust(room))
 
     return durable.publish(path, content)
-
-
-def entries(path: Path, about: About | None = None) -> dict[str, Stored]:
-    """The tensors in a file, from its header alone."""
-    return header(path, about)[0]
 
 
 def header(path: Path, about: About | None = None) -> tuple[dict[str, Stored], dict[str, Place]]:
@@ -178,14 +173,13 @@ def header(path: Path, about: About | None = None) -> tuple[dict[str, Stored], d
         ) from error
 
 
-def _room(specs: Mapping[str, Spec], metadata: Mapping[str, str], longest: Place | None) -> int:
+def _room(specs: Mapping[str, Spec], metadata: Mapping[str, str], places: Iterable[tuple[str, Place]]) -> int:
     """The largest possible size of a header in bytes, a multiple of 8, so that the tensors are aligned."""
     total = sum(spec.nbytes for spec in specs.values())
-    room = len(jsonfile.compact({"__metadata__": {**metadata, "elsewhere": ""}}))
-    for name, spec in specs.items():
-        own = len(jsonfile.compact({name: _described(name, spec, total, total)}))
-        other = len(jsonfile.compact(jsonfile.compact({name: longest}))) if longest else 0
-        room += max(own, other)
+    sizes = {name: len(jsonfile.compact({name: _described(name, specs[name], total, total)})) for name in specs}
+    for name, place in places:
+        sizes[name] = max(sizes[name], len(jsonfile.compact(jsonfile.compact({name: place}))))
+    room = sum(sizes.values()) + len(jsonfile.compact({"__metadata__": {**metadata, "elsewhere": ""}}))
     return room + -room % 8
 
 

@@ -16,9 +16,9 @@ from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
 from snapens.lab.records import gallery
 from snapens.lab.records.curves import Between, Line
-from snapens.lab.records.run import Run, State
+from snapens.lab.records.run import Run, State, runs_in
 from snapens.outputs import Outputs
-from snapens.storage import durable, jsonfile, sealed
+from snapens.storage import durable, jsonfile, parts, sealed
 
 DATA = tiny.data().described()
 
@@ -211,6 +211,14 @@ def test_a_log_that_cannot_be_read_or_is_too_large_is_an_error_of_our_own(tmp_pa
         run.note("trained", step=15)
 
 
+@pytest.mark.parametrize("content", [b"\n", b"[2]", b'{"event": "trained", "crc32": "00000000"}'])
+def test_a_log_without_its_head_is_damaged_and_not_empty(tmp_path, content):
+    run, _ = noted(tmp_path)
+    (tmp_path / "log.jsonl").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"log\.jsonl must"):
+        list(run.log())
+
+
 def test_a_log_that_became_a_symbolic_link_is_not_written_through(tmp_path):
     run, _ = noted(tmp_path / "run")
     outside, path = tmp_path / "outside", tmp_path / "run/log.jsonl"
@@ -299,7 +307,7 @@ def test_a_line_that_could_be_written_only_in_part_is_removed_by_the_next(tmp_pa
             raise OSError("no space left")
 
     monkeypatch.setattr("snapens.lab.records.log.open", Full, raising=False)
-    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\): free disk space"):
+    with pytest.raises(StoreError, match=r"log\.jsonl could not be written \(no space left\); .*: free disk space"):
         run.note("trained", step=15)
     monkeypatch.undo()
     run.note("failed", reason="no space left")
@@ -636,6 +644,55 @@ def test_members_whose_outputs_are_intact_are_found(tmp_path):
     (path,) = (tmp_path / "outputs").glob("test-step-*")
     flipped(path, -1)
     assert run.intact_outputs("test") == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("outputs.safetensors", lambda run: run.adopt_outputs(["test"])),
+        ("manifest.json", lambda run: run.recipe),
+        ("state.previous.json", lambda run: run.state()),
+    ],
+)
+def test_a_disk_that_cannot_find_a_file_is_an_error_of_our_own(tmp_path, monkeypatch, name, read):
+    run, found = Run(tmp_path), Path.stat
+    if name == "state.previous.json":
+        run = begun(tmp_path)
+        run.save(state(4))
+        (tmp_path / "state/state.json").write_bytes(b"{")
+
+    def broken(path, **options):
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error")
+        return found(path, **options)
+
+    monkeypatch.setattr(Path, "stat", broken)
+    with pytest.raises(StoreError, match=rf"{name} could not be read .*Input/output error"):
+        read(run)
+
+
+@pytest.mark.parametrize("listing", [parts.names, runs_in])
+def test_a_folder_that_the_disk_cannot_list_is_not_taken_for_empty(tmp_path, monkeypatch, listing):
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.setattr(os, "listdir", failing(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StoreError, match=r"could not be read .*Input/output error"):
+        listing(tmp_path)
+
+
+def test_outputs_that_the_disk_cannot_read_are_not_taken_for_absent(tmp_path, monkeypatch):
+    run, opened = begun(tmp_path), os.open
+    kept(tmp_path, 10)
+    run.add_outputs(10, {"held_out": (member(1), LABELS)})
+
+    def broken(path, *args, **options):
+        if str(path).endswith("held_out.json"):
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", broken)
+    with pytest.raises(StoreError, match=r"held_out\.json could not be read .*Input/output error"):
+        run.has_outputs("held_out")
+    assert not run.has_outputs("test")
 
 
 def test_probabilities_add_up_to_one_and_errors_are_counted_by_hand():

@@ -150,12 +150,7 @@ def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".json")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise StoreError(f"{folder} could not be read ({error}): check its permissions") from error
+    return [path for path in durable.listed(folder) if path.suffix == ".json"]
 
 
 def _read(path: Path) -> Entry | Joint | None:

@@ -17,7 +17,6 @@ from ...storage.generations import Generations
 from ...storage.manifest import FileRecord
 from ...storage.tensorfile import About
 from .run import Run
-from .state import writing
 
 IMAGES = 60
 """The largest number of images that are stored."""
@@ -82,7 +81,7 @@ def keep(
     tensors, identity = {"pixels": torch.from_numpy(_shrunk(chosen))}, str(run.identity)
     files = Generations(run.path / "gallery.json", run.path, "gallery", previous=False)
     path = files.file("gallery")
-    with writing(path):
+    with durable.writing(path):
         digest = tensorfile.save(path, tensors, About(identity, "gallery"))
         record = _Record(path.name, digest, tuple(indices.tolist()), None if None in names else tuple(map(str, names)))
         files.commit(sealed.encode("gallery", identity, asdict(record)), [path.name])
@@ -102,7 +101,7 @@ def read(run: Run, examples: int | None = None) -> Gallery | None:
     if not any(durable.exists(run.path / name) for name in ("gallery.json", _FORMAT_1)):
         return None
     indices, names, path = _found(run)
-    pixels = tensorfile.entries(path).get("pixels")
+    pixels = tensorfile.header(path)[0].get("pixels")
     if pixels is None or pixels.dtype != torch.uint8 or len(pixels.shape) != 4 or 0 in pixels.shape[1:]:
         raise DamagedError(f"{path} must hold uint8 pixels (images, height, width, channels): remove it")
     if len(indices) != pixels.shape[0]:
@@ -115,10 +114,11 @@ def read(run: Run, examples: int | None = None) -> Gallery | None:
 def _found(run: Run) -> tuple[NDArray[np.int64], tuple[str, ...] | None, Path]:
     """The indices and names of the images, and the file that holds their pixels."""
     try:
-        record = sealed.read(run.path / "gallery.json", "gallery", _Record, run=run.identity).value
+        path = run.path / "gallery.json"
+        record = sealed.decode(path, durable.contents(path), "gallery", _Record, run=run.identity).value
     except FileNotFoundError:
         path = run.path / _FORMAT_1
-        indices = tensorfile.entries(path).get("indices")
+        indices = tensorfile.header(path)[0].get("indices")
         if indices is None or indices.dtype != torch.int64 or len(indices.shape) != 1:
             raise DamagedError(f"{path} must hold int64 indices: remove it") from None
         return indices.read().numpy(), None, path

@@ -11,8 +11,6 @@ from ...errors import DamagedError, StoreError
 from ...storage import durable, jsonfile
 from ...storage.sealed import FORMAT
 
-_SIZE_LIMIT = 1 << 28
-
 
 class Log:
     """`log.jsonl`: a first line with the format and the run, then one line per event."""
@@ -24,37 +22,33 @@ class Log:
     def append(self, run: str, values: dict[str, Any]) -> None:
         """Add an event; the first time, rewrite a file that was truncated or has format 1."""
         line = _encoded(values)
-        try:
+        with durable.writing(self.path):
             if not self._ready:
                 self.keep(run, lambda _: True)
             self._ready = False  # a write that fails may leave half a line
             with open(self.path, "ab", opener=durable.own_file) as file:
                 file.write(line)
             self._ready = True
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def sync(self) -> None:
         """Make sure that all lines so far survive a power failure."""
-        try:
-            with open(self.path, "r+b", opener=durable.own_file) as file:
-                os.fsync(file.fileno())
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._unwritable(error) from error
+        with durable.writing(self.path):
+            if durable.exists(self.path):
+                with open(self.path, "r+b", opener=durable.own_file) as file:
+                    os.fsync(file.fileno())
 
     def keep(self, run: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite the file with the wanted events only."""
         head = _encoded({"format": FORMAT, "kind": "log", "run": run})
         lines = [_encoded(line) for line in self.lines(run) if wanted(line)]
-        durable.publish(self.path, [head, *lines])
+        with durable.writing(self.path):
+            durable.publish(self.path, [head, *lines])
         self._ready = True
 
     def lines(self, run: str | None) -> Iterator[dict[str, Any]]:
         """The events. A truncated last line is ignored; any other damaged line is an error."""
         try:
-            content = durable.contents(self.path, _SIZE_LIMIT)
+            content = durable.contents(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return
         *whole, cut = content.split(b"\n")
@@ -80,9 +74,6 @@ class Log:
                 raise DamagedError(
                     f"{self.path} must be unaltered, got {error} in line {number}: restore the file, or remove the line"
                 ) from error
-
-    def _unwritable(self, error: OSError) -> StoreError:
-        return StoreError(f"{self.path} could not be written ({error}): free disk space, then resume")
 
     def _check_head(self, head: dict[str, Any], run: str | None) -> None:
         found = head.get("format")

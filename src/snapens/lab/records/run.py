@@ -24,7 +24,7 @@ from ..recipe.recipe import Recipe
 from .curves import Between
 from .log import Log
 from .state import State as State
-from .state import States, writing
+from .state import States
 
 log = logging.getLogger("snapens")
 
@@ -150,8 +150,7 @@ class Run:
 
     def forget(self, completed: int) -> None:
         """Remove the lines of the log about steps after `completed`: training will reach these steps again."""
-        with writing(self._log.path):
-            self._log.keep(self._named(), lambda line: line.get("step", 0) <= completed)
+        self._log.keep(self._named(), lambda line: line.get("step", 0) <= completed)
 
     def save(self, state: State) -> None:
         """Save a state, after the lines of the log up to it; the previous state is kept until the next one is saved."""
@@ -186,14 +185,14 @@ class Run:
     def adopt_outputs(self, names: Iterable[str]) -> None:
         """Rewrite intact outputs of format 1 in the current format, so that each belongs to its snapshot."""
         path = self.path / parts.FORMAT_1
-        if not path.exists():
+        if not durable.exists(path):
             return
         for part in names:
             files = parts.PartFolder(self.path, part)
             if files.is_format_1 and files.snapshots:
                 with suppress(DamagedError):  # the caller recomputes what is damaged
                     self.outputs(part).save(self.path, part)
-        with writing(path):
+        with durable.writing(path):
             path.unlink()
 
     def has_outputs(self, part: str) -> bool:
@@ -243,7 +242,7 @@ class Run:
             return self._sealed("recipe", _About)
         except (FileNotFoundError, NotADirectoryError):
             remedy = "check the path"
-            if (self.path / "manifest.json").exists():
+            if durable.exists(self.path / "manifest.json"):
                 remedy = "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`"
             raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: {remedy}") from None
 
@@ -259,12 +258,11 @@ class Run:
     def _sealed(self, kind: str, form: type[T]) -> T:
         """The content of a file; format 1 had the same fields without a seal."""
         path = self.path / f"{kind}.json"
-        return sealed.read(
-            path, kind, form, run=self.identity, format_1=lambda content: decoded(form, content, kind)
-        ).value
+        raw, of_format_1 = durable.contents(path), lambda content: decoded(form, content, kind)
+        return sealed.decode(path, raw, kind, form, run=self.identity, format_1=of_format_1).value
 
     def _publish(self, name: str, content: bytes) -> None:
-        with writing(self.path / name):
+        with durable.writing(self.path / name):
             durable.publish(self.path / name, [content])
 
     def _check_format_1(self, part: str) -> None:
@@ -272,7 +270,7 @@ class Run:
         path = self.path / parts.FORMAT_1
         if not durable.exists(path) or not parts.PartFolder(self.path, part).is_format_1:
             return
-        steps, sha256 = tensorfile.entries(path).get("steps"), durable.digest(path).sha256
+        steps, sha256 = tensorfile.header(path)[0].get("steps"), durable.digest(path).sha256
         last = steps.read().tolist()[-1:] if steps else []
         noted = [
             line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line.get("step")] == last
@@ -285,10 +283,10 @@ class Run:
 
 def runs_in(path: Path) -> list[Run]:
     """The run in a folder; if there is none, the runs in its sub-folders that have outputs, by name."""
-    run, *below = map(Run, (path, *sorted(path.glob("*/"))))
+    run = Run(path)
     if run.exists or run.is_own_loop:
         return [run]
-    below = [found for found in below if found.exists or found.is_own_loop]
+    below = [found for found in map(Run, durable.listed(path)) if found.exists or found.is_own_loop]
     names = ("outputs", parts.FORMAT_1)
     with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
     for without in set(below) - set(with_outputs) if with_outputs else ():

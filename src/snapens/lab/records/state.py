@@ -1,15 +1,14 @@
 """The state of a run, which a training process needs to continue it."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ...errors import ArgumentError, DamagedError, StoreError
+from ...errors import ArgumentError, DamagedError
 from ...storage import durable, sealed, tensorfile
 from ...storage.generations import Generations
 from ...storage.manifest import FileRecord
@@ -51,7 +50,7 @@ class States:
         """Save a state."""
         path = self._files.file(f"step-{state.completed:09d}")
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.tensors.items()}
-        with writing(path):
+        with durable.writing(path):
             durable.make_subfolder(path.parent)
             digest = tensorfile.save(path, tensors, About(run, "state", state.completed))
             content = asdict(_Record(path.name, digest, state.completed, state.notes))
@@ -73,7 +72,7 @@ class States:
         return None
 
     def _read(self, path: Path, run: str | None, snapshots: Mapping[int, str]) -> State:
-        found = sealed.read(path, "state", _Record, run=run, format_1=_format_1)
+        found = sealed.decode(path, durable.contents(path), "state", _Record, run=run, format_1=_format_1)
         record, file = found.value, path.parent / found.value.file
         needed = record.notes.get("ensembler", {}).get("store", {}).get("snapshots", {})
         if lost := [step for step, name in needed.items() if snapshots.get(int(step)) != name]:
@@ -82,20 +81,9 @@ class States:
                 f"{', '.join(lost)}: restore manifest.json, or train the run again in another folder"
             )
         durable.check(file, record.digest, path.name)
-        entries = tensorfile.entries(file, About(str(run or found.run), "state", record.completed))
+        entries = tensorfile.header(file, About(str(run or found.run), "state", record.completed))[0]
         self._files.rest_on(found.content, [record.file])
         return State(record.completed, {name: entry.read() for name, entry in entries.items()}, record.notes)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Write a file of a run folder; an OSError becomes a StoreError."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{path} could not be written ({error}); earlier files are intact: free disk space, then resume"
-        ) from error
 
 
 def _format_1(content: dict[str, Any]) -> _Record:
