@@ -9,7 +9,7 @@ from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import look_up
 from ..lab.records.run import Run, require_same_test, same_data
 from ..quality import Quality
-from ..storage import durable
+from ..storage import parts
 from .account import Account, Part
 from .basis import basis
 from .comparison import Method, compare
@@ -127,9 +127,9 @@ def _part(run: Run) -> Part:
         return "test"
     if run.has_outputs("held_out"):
         return "held_out"
-    parts = [path.stem for path in durable.listed(run.path / "outputs") if path.suffix == ".json"]
+    found = ", ".join(parts.names(run.path)) or "none"
     raise StoreError(
-        f"{run.path} must contain outputs of the part 'test' or 'held_out', got {', '.join(parts) or 'none'}: "
+        f"{run.path} must contain outputs of the part 'test' or 'held_out', got {found}: "
         f"save them with Ensemble.load({str(run.path)!r}, model).outputs(loader).save({str(run.path)!r}, part='test')"
     )
 

@@ -140,7 +140,7 @@ def listed(folder: Path) -> list[Path]:
     """The content of a folder, by name; nothing if the folder does not exist."""
     try:
         return sorted(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise _unreadable(folder, error) from error
