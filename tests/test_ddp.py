@@ -84,7 +84,9 @@ def fresh(rank, model, optimizer, path):
 
 def errors(rank, model, optimizer, path):
     (path / "file").touch()
-    rejected(StoreError, lambda: SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "file"), "can be written")
+    rejected(
+        StoreError, lambda: SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "file"), "could not be written"
+    )
     ensembler = SnapshotEnsembler(model, optimizer, SCHEDULE)
     train(model, ensembler, 1)
     with torch.no_grad():

@@ -246,6 +246,32 @@ def test_predict_takes_mappings_as_keywords_and_tuples_as_arguments():
     assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: (batch,)), ensemble(3.0))
 
 
+class Halved(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("factor", torch.tensor(0.5))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.factor
+
+
+def test_preprocessing_is_applied_once_per_batch_in_front_of_all_members(make_net, resident):
+    store, networks = trained(make_net)
+    given = Halved()
+    ensemble = Ensemble(store, make_net(), preprocess=given, resident=resident)
+    expected = mean_of(networks, X / 2)
+    assert (ensemble(X) - expected).abs().max() < 1e-6
+    assert (ensemble.preprocess.calls, given.calls) == (1, 0)  # a copy is used
+    assert (ensemble.predict([X[:4], (X[4:], None)]) - expected).abs().max() < 1e-6
+    outputs = ensemble.outputs([(X, torch.zeros(10, dtype=torch.int64))])
+    assert np.abs(outputs.probabilities.mean(0) - expected.numpy()).max() < 2e-3
+    assert ensemble.double().preprocess.factor.dtype == torch.float64
+
+
 class Batch(NamedTuple):
     image: torch.Tensor
     label: torch.Tensor

@@ -86,6 +86,17 @@ def test_the_report_of_a_loop_needs_no_recipe(outputs, capsys):
     assert "Fitted combination" in html
 
 
+def test_export_runs_in_onnxruntime_for_every_number_of_members(outputs):
+    lines = outputs["export.py"].result().splitlines()
+    found = [
+        re.fullmatch(r"newest (\d): test error ([\d.]+)%, within 1e-5 of PyTorch: True", line) for line in lines[:3]
+    ]
+    assert [match[1] for match in found] == ["1", "2", "3"]
+    assert all(float(match[2]) < 10 for match in found)
+    in_card = [re.match(r"\| test set \| 200 \| (\d) \| ([\d.]+)0 % \|", line).groups() for line in lines[3:6]]
+    assert in_card == [(match[1], match[2]) for match in found]
+
+
 PATTERN = r"(\w+): test error of the snapshots ([\d.]+, [\d.]+, [\d.]+) %, of the ensemble ([\d.]+) %"
 
 

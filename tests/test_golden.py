@@ -85,6 +85,16 @@ def test_a_finished_run_has_the_errors_it_had(golden, expected):
     assert run.state().completed == 24
 
 
+@pytest.mark.parametrize("name", ["finished", "interrupted"])
+def test_the_ensemble_of_a_run_predicts_its_outputs_from_pixels(golden, name):
+    run, pixels = Run(golden / name), tiny.data().test.pixels
+    description = json.loads((golden / name / "recipe.json").read_text())["data"]
+    expected = (pixels.astype(np.float32) - np.float32(description["mean"])) / np.float32(description["deviation"])
+    assert np.array_equal(run.preprocessing(pixels).numpy(), expected.transpose(0, 3, 1, 2))
+    found = run.ensemble()(torch.from_numpy(pixels)).numpy()
+    assert np.abs(found - run.outputs().probabilities.mean(0)).max() < 2e-3  # outputs are float16
+
+
 def test_an_interrupted_run_is_resumed_to_the_snapshots_that_it_would_have_had(tmp_path, golden, expected):
     shutil.copytree(golden / "interrupted", tmp_path / "run")
     run = Run(tmp_path / "run")

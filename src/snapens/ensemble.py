@@ -27,7 +27,8 @@ class Ensemble(nn.Module):
     copied and never changed. `activation` ("softmax", None, or any callable of a tensor) turns scores into
     probabilities along `dim`, which are averaged in float32 or wider. `combination` selects members, their weights,
     a temperature and a threshold for early exit; `last=m` is short for `Combination.last(m)`. The default is all
-    snapshots that exist now, with equal weights.
+    snapshots that exist now, with equal weights. `preprocess` is a module that is applied to the arguments first, once
+    per batch for all members, and returns the input of the model.
 
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
     to an input that requires them. Otherwise members are streamed through one replica, which needs the
@@ -55,6 +56,7 @@ class Ensemble(nn.Module):
         combination: Combination | None = None,
         activation: Literal["softmax"] | Callable[[Tensor], Tensor] | None = "softmax",
         dim: int = -1,
+        preprocess: nn.Module | None = None,
         resident: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class Ensemble(nn.Module):
         self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
         self._entries: dict[Member, Mapping[str, Entry]] = {}  # the tensors of each member that was used so far
         self._replicas = nn.ModuleList([_copied(model, device)])
+        self.preprocess = None if preprocess is None else deepcopy(preprocess).to(self._device)
         self._slots: dict[Member, int] = {}  # the replica of each resident member
         self._loaded: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
         if last is not None:
@@ -136,6 +139,7 @@ class Ensemble(nn.Module):
 
     def anytime(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
         """Yield (k, prediction of the newest k members) for k = 1 … m: stop when the prediction is good enough."""
+        args, kwargs = self._prepared(args, kwargs)
         total, weight = None, 0.0
         for k, (member, share) in enumerate(self._newest_first(), 1):
             output = each(lambda tensor, share=share: tensor * share, self._output(member, args, kwargs))
@@ -160,7 +164,7 @@ class Ensemble(nn.Module):
         def add(member: Member, share: float, k: int, batch: Any) -> Any:
             if k == len(pools):
                 pools.append(Pool(self.combination.exit_threshold))
-            undecided = pools[k].undecided(arguments(inputs(batch), self._device))
+            undecided = pools[k].undecided(self._arguments(inputs(batch)))
             shape = pools[k].add(self._output(member, *undecided), share) if undecided else None
             return shape if self.combination.exit_threshold is None else k
 
@@ -184,7 +188,7 @@ class Ensemble(nn.Module):
         labels: list[Tensor] = []
 
         def add(member: Member, share: float, k: int, batch: Any) -> Any:
-            args, kwargs = arguments(inputs(batch), self._device)
+            args, kwargs = self._arguments(inputs(batch))
             found = self._log_probabilities(scores(self._member(member)(*args, **kwargs)))
             if len(rows.setdefault(member, [])) == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
@@ -227,6 +231,13 @@ class Ensemble(nn.Module):
     @property
     def _device(self) -> torch.device:
         return next(iter(tensors(self._replicas[0]).values())).device
+
+    def _arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._prepared(*arguments(inputs, self._device))
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the members."""
+        return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return each(self._activated, scores(self._member(member)(*args, **kwargs)))

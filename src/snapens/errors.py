@@ -43,6 +43,10 @@ class MissingPackageError(SnapensError):
     """A required package is not installed; the message says how to install it."""
 
 
+class ExportError(SnapensError):
+    """An ensemble cannot be exported, or the exported graph predicts something else."""
+
+
 class DataError(SnapensError):
     """The files of a data set do not have the required content."""
 

@@ -21,6 +21,11 @@ class Pool:
         self._weight: Any = 0.0  # with a threshold, a column with the weight of each example
         self._undecided: Tensor | None = None
 
+    @property
+    def rows(self) -> Tensor | None:
+        """The indices of the examples that need another member; None for all examples."""
+        return self._undecided
+
     def undecided(self, inputs: Any) -> Any:
         """The inputs of the examples that need another member, or None if there are none."""
         if self._undecided is None:

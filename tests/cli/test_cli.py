@@ -67,7 +67,7 @@ def folder(tmp_path, monkeypatch):
 
 def train(*more, network="mine:plain", out="run"):
     flags = f"--network {network} --dataset arrays --data tiny.npz --epochs 6 --cycles 2 --batch 8 --out {out}"
-    return main(["train", *flags.split(), "--device", "cpu", *more])
+    return main(["train", *flags.split(), "--held-out", "0", "--device", "cpu", *more])
 
 
 def weights(path):

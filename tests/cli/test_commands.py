@@ -10,7 +10,7 @@ import pytest
 import snapens
 from snapens.cli import main
 
-COMMANDS = ["demo", "train", "report", "paper", "bench"]
+COMMANDS = ["demo", "train", "predict", "evaluate", "combine", "export", "report", "paper", "bench"]
 PAPER = ["list", "run", "record", "table", "figure"]
 BENCH = ["train", "predict"]
 ALL = [
@@ -52,7 +52,8 @@ def test_the_help_names_every_command_and_the_version_flag(capsys):
         (["paper", "lst"], "snapens: unknown command 'lst': did you mean list?\n"),
         (
             ["xyzzy"],
-            "snapens: unknown command 'xyzzy': choose from bench, combine, demo, evaluate, paper, report, train\n",
+            "snapens: unknown command 'xyzzy': "
+            "choose from bench, combine, demo, evaluate, export, paper, predict, report, train\n",
         ),
     ],
 )
@@ -70,7 +71,7 @@ def test_a_mistyped_flag_gets_a_suggestion(capsys):
     assert "--epochs INT" in shown
 
 
-@pytest.mark.parametrize("command", [["--help"], ["paper", "list"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["--help"], ["export", "--help"], ["paper", "list"]], ids=" ".join)
 def test_help_and_the_list_of_cells_do_not_load_torch(command, tmp_path):
     code = f"""
 import sys

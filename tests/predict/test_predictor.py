@@ -53,6 +53,24 @@ def test_the_prediction_is_that_of_the_ensemble(engine, build):
     assert torch.allclose(found.probabilities, ensemble.predict([X]), atol=2e-6)
 
 
+class Pixels(nn.Module):
+    """Channels last, from 0 to 255, become channels first, around 0."""
+
+    def forward(self, pixels):
+        return (pixels.float() / 64 - 2).permute(0, 3, 1, 2)
+
+
+def test_the_preprocessing_of_the_ensemble_comes_first(engine):
+    ensemble = ensemble_of(Residual)
+    ensemble.preprocess = Pixels()
+    pixels = torch.randint(0, 256, (17, 8, 8, 3), generator=NOISE, dtype=torch.uint8)
+    fast = Predictor(ensemble, pixels[:1], sizes=[16])
+    ensemble.preprocess = None
+    assert_predicts(ensemble, (pixels.float() / 64 - 2).permute(0, 3, 1, 2), fast(pixels))
+    with pytest.raises(ArgumentError, match="inputs must be a tensor of shape"):
+        fast("pixels")
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 12, 16, 17, 37])
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.9, 1.0])
 def test_each_row_stops_where_a_naive_loop_stops(engine, rows, threshold):

@@ -11,7 +11,8 @@ from plain import words
 
 from snapens import Combination, CyclicCosine, Outputs, SnapshotEnsembler
 from snapens.errors import MismatchError, StoreError
-from snapens.lab.records.run import Run, runs_in
+from snapens.lab.records.run import Run
+from snapens.lab.records.runs import runs_in
 from snapens.report import page
 from snapens.report.pieces import pieces
 from snapens.report.summary import summarise

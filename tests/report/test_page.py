@@ -243,7 +243,10 @@ NONE = {"crop": {"padding": 0, "boxes": False}, "transforms": []}
 
 
 def test_a_page_about_a_table_has_examples_and_no_images(tmp_path):
-    html = page.render([folders.made(tmp_path / "run", held_out=20, data={"features": 5, "augmentation": NONE})])
+    rows = {"kind": "rows", "mean": [0.0] * 5, "deviation": [1.0] * 5}
+    html = page.render(
+        [folders.made(tmp_path / "run", held_out=20, data={"preprocessing": rows, "augmentation": NONE})]
+    )
     visible = html[: html.index("<script")].partition("</style>")[2]
     assert "test example 1" in visible
     assert "for the 20 held-out examples. These are too few to choose m" in visible

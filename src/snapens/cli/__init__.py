@@ -17,8 +17,10 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
 from .evaluation import Combine, Evaluate
+from .exporting import Export
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
+from .predicting import Predict
 from .timing import Bench
 
 
@@ -59,6 +61,7 @@ class Flags(Settings):
     padding: Annotated[int | None, arg("INT")] = None
     transforms: Annotated[tuple[str, ...] | None, arg("[NAME ...]")] = None
     ema: Annotated[float | None, arg("FLOAT")] = None
+    held_out: Annotated[int | None, arg("INT")] = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,13 @@ class Train:
         """Train, then print the errors of the snapshots and of their ensembles."""
         from ..lab.records.run import Run
         from . import tables
-        from .training import show_report, train
+        from .training import Loader, show_report, train
 
-        recipe = self.settings.recipe()
+        recipe, load = self.settings.recipe(), Loader(self.training)
+        if self.settings.held_out is None:
+            recipe = load.with_held_out(recipe, self.out)
         out = self.out or Path("runs") / run_name(recipe)
-        status = train([(recipe, out)], self.training, curves=self.curves)
+        status = train([(recipe, out)], self.training, load, curves=self.curves)
         if status == 0:
             tables.run(Run(out))
             show_report([out])
@@ -102,7 +107,7 @@ class Report:
 
     def __call__(self) -> int:
         """Write the page, or its parts, and print the paths."""
-        from ..lab.records.run import runs_in
+        from ..lab.records.runs import runs_in
         from ..report.page import write
         from ..report.pieces import Format, pieces
         from ..report.summary import with_data_of_focus
@@ -135,9 +140,11 @@ class Snapens:
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Predict, subcommand("predict")]
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Combine, subcommand("combine")]
         | Annotated[Report, subcommand("report")]
+        | Annotated[Export, subcommand("export")]
         | Annotated[Paper, subcommand("paper")]
         | Annotated[Bench, subcommand("bench")]
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # --help does not wait for torch
     from ..combination import Combination
     from ..combine import Gain
     from ..combine.evaluation import Evaluation
+    from ..lab.records.run import Run
     from ..outputs import Outputs
 
 Folder = Annotated[Path, Positional, arg("RUN", "(required)")]
@@ -26,7 +27,7 @@ Folder = Annotated[Path, Positional, arg("RUN", "(required)")]
 
 @dataclass(frozen=True)
 class Combine:
-    """Fit how the members of a run are combined, on its held-out examples, and store it as combination.json."""
+    """Fit on held-out examples how members are combined: combination.json."""
 
     run: Folder
     """A run folder with outputs for held-out examples."""
@@ -70,7 +71,7 @@ class Combine:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a run on labelled examples: error, calibration and uncertainty, also per class."""
+    """Evaluate a run on labelled examples: error, calibration, uncertainty."""
 
     run: Folder
     """A run folder with outputs."""
@@ -119,6 +120,22 @@ def in_words(combination: "Combination", existing: int) -> str:
     threshold = combination.exit_threshold
     stop = "no early exit" if threshold is None else f"early exit at a confidence of {threshold:.4f}"
     return f"{members}{weights}, temperature {combination.temperature:.3f}, {stop}"
+
+
+def combination_of(run: "Run", last: int | None) -> "Combination | None":
+    """The last m members, or the combination in the run folder; None if there is neither. It says what is used."""
+    from ..combination import Combination
+    from ..storage import durable
+
+    path = run.path / "combination.json"
+    if not durable.exists(path):
+        return None if last is None else Combination.last(last)
+    if last is not None:
+        sys.stderr.write(f"{path} is not used, because --last {last} was given\n")
+        return Combination.last(last)
+    found = Combination.load(run.path)
+    sys.stderr.write(f"using {path}: {in_words(found, len(run.snapshots.steps))}\n")
+    return found
 
 
 def _outputs(path: Path, part: str) -> "Outputs":

@@ -145,6 +145,34 @@ class Download:
             self._progress.stop()
 
 
+class Counting:
+    """Shows how many of some files or rows are done: a bar on a terminal, otherwise a line now and then."""
+
+    def __init__(self, noun: str, total: int | None, *, bar: bool) -> None:
+        self._noun, self._total, self._done = noun, total, 0
+        self._due = time.monotonic() + _LINE_SECONDS
+        self._bar = Progress(console=Console(stderr=True), redirect_stdout=False, transient=True) if bar else None
+
+    def __enter__(self) -> "Counting":
+        if self._bar is not None:
+            self._task = self._bar.add_task(self._noun, total=self._total)
+            self._bar.start()
+        return self
+
+    def __call__(self, count: int) -> None:
+        """Show that `count` more are done."""
+        self._done += count
+        if self._bar is not None:
+            self._bar.advance(self._task, count)
+        elif (now := time.monotonic()) > self._due:
+            self._due = now + _LINE_SECONDS
+            sys.stderr.write(f"{self._done:,}{f' of {self._total:,}' if self._total else ''} {self._noun}\n")
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
 def _fields(training: "Training") -> dict[str, Any]:
     """What a bar or a line shows; before the first step, speed and time left are those of the rehearsed step."""
     steps, left = training.total_steps - training.completed, training.seconds_left

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,72 @@ _LARGE_STEP_SECONDS = 0.5  # below this, a rehearsed step mostly measures what o
 Jobs = Sequence[tuple[Recipe, Path]]
 
 
+class Loader:
+    """Reads data sets, each once."""
+
+    def __init__(self, options: "TrainingOptions") -> None:
+        self._options = options
+        self._unused: dict[str, Data] = {}
+
+    def __call__(self, recipe: Recipe) -> "Data":
+        """The data set of a recipe."""
+        name = recipe.dataset.name
+        return self._unused.pop(name) if name in self._unused else self._read(name)
+
+    def with_held_out(self, recipe: Recipe, out: Path | None) -> Recipe:
+        """The recipe with a tenth of a user's own training examples held out, or as many as in the run to resume."""
+        from ..lab.data import DATASETS
+        from ..lab.data.labels import tenth
+        from ..lab.records.run import Run
+
+        name, seed = recipe.dataset.name, recipe.dataset.held_out_seed
+        if name not in DATASETS or not DATASETS[name].holds_out:
+            return recipe
+        if out is not None and self._options.resume and Run(out).exists:
+            return _holding_out(Run(out).recipe.dataset.held_out, recipe)
+        self._check(recipe, out)
+        data = self._unused[name] = self._read(name)
+        count, examples = tenth(data.train.labels, seed), len(data.train)
+        purpose = "so that a combination can be chosen on them"
+        if data.held_out is not None:
+            _say(f"holding out the {len(data.held_out):,} examples in val/, {purpose}")
+            return recipe
+        if count:
+            _say(f"holding out {count:,} of {examples:,} training examples, {purpose}; --held-out 0 trains on all")
+        else:
+            _say(f"holding out no examples, because the {examples:,} training examples are too few")
+        return _holding_out(count, recipe)
+
+    def _check(self, recipe: Recipe, out: Path | None) -> None:
+        """Check what can be checked before the data are read, which may take minutes."""
+        from ..lab import nets
+        from ..lab.engine.pack import chosen_device
+        from ..lab.records.run import Run
+
+        chosen_device(self._options.device)
+        import_from_here([recipe.network.name])
+        nets.require(recipe.network.name, dropout=recipe.network.dropout, stem_stride=recipe.network.stem_stride)
+        if out is not None:
+            _require_outside_images([(recipe, out)], data_root(self._options.data))
+            Run(out).admit(recipe, self._options.resume)
+
+    def _read(self, name: str) -> "Data":
+        from ..lab import data
+        from .progress import Download
+
+        _say(f"reading {name}")
+        with Download(name) as progress:
+            root = data_root(self._options.data)
+            return data.load(name, root, download=self._options.download, progress=progress)
+
+
 def train(
-    jobs: Jobs, options: "TrainingOptions", *, curves: bool = False, again: str = "the same command with --resume"
+    jobs: Jobs,
+    options: "TrainingOptions",
+    load: Loader | None = None,
+    *,
+    curves: bool = False,
+    again: str = "the same command with --resume",
 ) -> int:
     """Train a pack and return the exit status: 0 if all runs finished, 1 if one failed, 128 + the number of a signal.
 
@@ -33,13 +98,13 @@ def train(
     """
     with Interrupt() as interrupt:
         try:
-            return _train(jobs, options, curves, interrupt)
+            return _train(jobs, options, load or Loader(options), curves, interrupt)
         except KeyboardInterrupt:
             _say(f"snapens: interrupted; {again} continues")
             return 128 + interrupt.number
 
 
-def _train(jobs: Jobs, options: "TrainingOptions", curves: bool, interrupt: Interrupt) -> int:
+def _train(jobs: Jobs, options: "TrainingOptions", load: Loader, curves: bool, interrupt: Interrupt) -> int:
     import torch  # only now: --help does not wait for it
 
     from ..lab.engine import pack
@@ -60,11 +125,7 @@ def _train(jobs: Jobs, options: "TrainingOptions", curves: bool, interrupt: Inte
     if not left:
         return 0
     trainings = pack.prepare(
-        left,
-        lambda recipe: _load(recipe, options),
-        device,
-        resume=options.resume,
-        checked=lambda: _announce(len(left), device.type),
+        left, load, device, resume=options.resume, checked=lambda: _announce(len(left), device.type)
     )
     _warn_of_hours(trainings)
     try:
@@ -121,14 +182,8 @@ def _require_outside_images(jobs: Jobs, root: Path | None) -> None:
                 raise ArgumentError(f"out must be outside the folder of images, got {path} in {images}: choose another")
 
 
-def _load(recipe: Recipe, options: "TrainingOptions") -> "Data":
-    from ..lab import data
-    from .progress import Download
-
-    name = recipe.dataset.name
-    _say(f"reading {name}")
-    with Download(name) as progress:
-        return data.load(name, data_root(options.data), download=options.download, progress=progress)
+def _holding_out(count: int, recipe: Recipe) -> Recipe:
+    return replace(recipe, dataset=replace(recipe.dataset, held_out=count))
 
 
 def _announce(runs: int, device: str) -> None:

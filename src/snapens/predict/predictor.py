@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,8 +45,8 @@ class Predictor:
     the device, so that batches of up to `together[0]` rows are evaluated by all members at the same time, and up to
     `together[1]` rows that remain after the first member by all others.
 
-    `example` is a batch of typical inputs (one or more rows). `accelerate` switches on the kernels of a network, if
-    it has any, and returns whether it did.
+    `example` is a batch of typical inputs of the ensemble (one or more rows). `accelerate` switches on the kernels of
+    a network, if it has any, and returns whether it did.
 
     Examples:
         >>> from snapens import Snapshots
@@ -72,7 +73,8 @@ class Predictor:
         members, sizes = _members(ensemble), _checked_sizes(sizes)
         self.device = next(iter(tensors(members[0]).values())).device
         self.dtype = _checked_dtype(dtype, self.device)
-        self._example = _checked_example(example)[:_EXAMPLE_ROWS].to(self.device)
+        self._preprocess = deepcopy(ensemble.preprocess)
+        self._example = self._preprocessed(_checked_example(example)[:_EXAMPLE_ROWS].to(self.device))
         self._largest = sizes[-1]
         with self._on_device():
             self._run = self._prepared(members, Plan.of(ensemble.combination), sizes, together, accelerate)
@@ -105,12 +107,19 @@ class Predictor:
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> BatchPrediction:
         """The prediction for inputs (batch, …), on any device."""
+        inputs = self._preprocessed(inputs)
         self._check(inputs)
         with self._on_device():
             parts = [self._run(part) for part in torch.split(inputs, self._largest)]
         return BatchPrediction(
             *(column[0] if len(parts) == 1 else torch.cat(column) for column in zip(*parts, strict=True))
         )
+
+    def _preprocessed(self, inputs: Any) -> Any:
+        """The inputs of the members, from those of the ensemble."""
+        if self._preprocess is None or not isinstance(inputs, Tensor):
+            return inputs
+        return self._preprocess(inputs.to(self.device))
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Make the GPU of the ensemble the current one: kernels are launched there."""

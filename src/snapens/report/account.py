@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DamagedError
+from ..lab.recipe.preprocessing import has_rows
 from ..lab.recipe.recipe import Recipe
 from ..lab.records.run import Run
 from ..lab.records.trace import Trace
@@ -64,7 +65,7 @@ class Account:
     @property
     def noun(self) -> str:
         """What the examples are called: images, or examples for the rows of a table."""
-        return "examples" if self.recipe is None or "features" in self.data else "images"
+        return "examples" if self.recipe is None or has_rows(self.data) else "images"
 
     @property
     def missing(self) -> int:

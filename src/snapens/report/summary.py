@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ..errors import ArgumentError, StoreError
 from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import look_up
-from ..lab.records.run import Run, require_same_test, same_data
+from ..lab.records.run import Run
+from ..lab.records.runs import require_same_test, same_data
 from ..quality import Quality
 from ..storage import parts
 from .account import Account, Part

@@ -76,11 +76,11 @@ def _synced(file: BinaryIO) -> Digest:
         return digest()
 
 
-def write(path: Path, content: bytes) -> Path:
+def write(path: Path, content: bytes | Content) -> Path:
     """Publish a file that a user requested; create its folder if necessary."""
     with writing(path):
         make_folder(path.parent)
-        publish(path, [content])
+        publish(path, [content] if isinstance(content, bytes) else content)
     return path
 
 
@@ -137,7 +137,7 @@ def exists(path: Path) -> bool:
 
 
 def listed(folder: Path) -> list[Path]:
-    """The content of a folder, by name; nothing if the folder does not exist."""
+    """The content of a folder, by name; nothing if there is no such folder."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):

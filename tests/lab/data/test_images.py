@@ -80,11 +80,7 @@ def test_the_description_says_how_to_prepare_an_image_and_to_name_its_class():
     assert {part: about["count"] for part, about in described.pop("images").items()} == {"train": 40, "test": 20}
     assert described == {
         "classes": ["circle", "square", "star", "line"],
-        "size": 8,
-        "channels": 3,
-        "crop": "none",
-        "mean": [1.0, 2.0, 3.0],
-        "deviation": [4.0, 5.0, 6.0],
+        "preprocessing": {"kind": "images", "mean": [1.0, 2.0, 3.0], "deviation": [4.0, 5.0, 6.0], "size": 8},
     }
 
 

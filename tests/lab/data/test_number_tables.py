@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from snapens import Ensemble
 from snapens.errors import ArgumentError
 from snapens.lab import data as datasets
-from snapens.lab import nets
 from snapens.lab.data.placed import PlacedTable
 from snapens.lab.data.tables import from_table
 from snapens.lab.engine.feed import Feed
@@ -69,11 +67,9 @@ def test_a_table_trains_resumes_and_leaves_a_run_like_any_other(tmp_path):
     assert run.finished
     assert run.outputs().ensemble_errors[-1] < 0.1  # three blobs four deviations apart
     assert run.outputs("held_out").log_probabilities.shape == (3, 40, 3)
-    ensemble = Ensemble.load(run.path, nets.of(recipe, 3, data.inputs))
     expected = np.exp(run.outputs().log_probabilities.astype(np.float64)).mean(0)
-    assert np.abs(ensemble(run.prepared(data.test.values)).numpy() - expected).max() < 2e-3  # stored in float16
-    with pytest.raises(ArgumentError, match=r"rows must be \(rows, 5\), got the shape \(3, 4\)"):
-        run.prepared(np.zeros((3, 4)))
+    found = run.ensemble()(torch.from_numpy(data.test.values))
+    assert np.abs(found.numpy() - expected).max() < 2e-3  # stored in float16
     looks = iter([False] * 3 + [True])
     train(prepare([(recipe, tmp_path / "parts")], lambda recipe: data, CPU), stop=lambda: next(looks))
     train(prepare([(recipe, tmp_path / "parts")], lambda recipe: data, CPU, resume=True))

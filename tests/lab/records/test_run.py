@@ -12,11 +12,12 @@ import pytest
 import tiny
 import torch
 
-from snapens import Snapshots
+from snapens import Combination, Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
 from snapens.lab.records import gallery
 from snapens.lab.records.curves import Between, Line
-from snapens.lab.records.run import Run, State, runs_in
+from snapens.lab.records.run import Run, State
+from snapens.lab.records.runs import runs_in
 from snapens.outputs import Outputs
 from snapens.storage import durable, jsonfile, parts, sealed
 
@@ -73,8 +74,10 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     assert str(caught.value) == (
         f"recipe must be that of the run in {tmp_path} to resume it, got (old, new) optimizer.lr: 0.05, 0.5; seed: 0, 9"
     )
-    with pytest.raises(MismatchError, match=r"data must be that of the run in .* to resume it, got other mean"):
-        Run(tmp_path).begin(tiny.recipe(), {**DATA, "mean": [1.0, 2.0, 3.0]})
+    with pytest.raises(MismatchError, match=r"data must be that of the run in .* to resume it, got other preproc"):
+        Run(tmp_path).begin(
+            tiny.recipe(), {**DATA, "preprocessing": {**DATA["preprocessing"], "mean": [1.0, 2.0, 3.0]}}
+        )
     assert (tmp_path / "recipe.json").read_bytes() == before
 
 
@@ -709,8 +712,65 @@ def test_pixels_are_prepared_as_they_were_for_training(tmp_path):
     data = tiny.data()
     Run(tmp_path).begin(tiny.recipe(), data.described())
     placed = data.place(torch.device("cpu"))
-    for pixels in (data.test.pixels, torch.from_numpy(data.test.pixels)):
-        assert torch.allclose(Run(tmp_path).prepared(pixels), next(placed.batches(data.test)), atol=1e-6)
-    with pytest.raises(ArgumentError, match=r"uint8 of shape \(images, 8, 8, 3\), got uint8 of \(20, 8\)"):
-        Run(tmp_path).prepared(data.test.pixels[:, :, 0, 0])
+    found = Run(tmp_path).preprocessing(data.test.pixels)
+    assert torch.equal(found, next(placed.batches(data.test)))
+    mean, deviation = data.normalisation()
+    expected = (data.test.pixels - np.array(mean)) / np.array(deviation)
+    assert np.abs(found.permute(0, 2, 3, 1).numpy() - expected).max() < 1e-6
     assert repr(Run("runs/a")) == "Run('runs/a')"
+
+
+def test_a_run_without_a_description_of_its_preprocessing_says_so(tmp_path):
+    Run(tmp_path).begin(tiny.RECIPE, {"classes": ["a", "b"]})
+    with pytest.raises(
+        StoreError, match=r"recipe.json must describe the preprocessing of the run, but that in .* does"
+    ):
+        Run(tmp_path).ensemble()
+
+
+def test_a_damaged_preprocessing_is_not_interpreted(tmp_path):
+    run = begun(tmp_path)
+    tiny.altered(run.path / "recipe.json", lambda text: text.replace('"deviation": [', '"deviation": [0.0, '))
+    with pytest.raises(StoreError, match="deviation must have one number per mean"):
+        Run(tmp_path).data  # noqa: B018
+
+
+def with_snapshots(path, network="tiny:net"):
+    """A run of two snapshots, and its network with the weights of the last one."""
+    run = begun(path, tiny.recipe(network=network))
+    model = tiny.net(classes=4, channels=3).eval()
+    snapshots = run.snapshots
+    snapshots.open_to_write()
+    for step in (4, 8):
+        with torch.no_grad():
+            model.head.weight.mul_(step)
+        snapshots.commit(step, model.state_dict())
+    snapshots.close()
+    return run, model
+
+
+def test_the_ensemble_of_a_run_takes_raw_examples_or_the_inputs_of_its_network(tmp_path):
+    run, model = with_snapshots(tmp_path)
+    pixels = tiny.data().test.pixels
+    inputs = run.preprocessing(pixels)
+    expected = model(inputs).softmax(-1)
+    raw = run.ensemble(last=1)
+    torch.testing.assert_close(raw(torch.from_numpy(pixels)), expected)
+    torch.testing.assert_close(raw.predict([torch.from_numpy(pixels)]), expected)
+    torch.testing.assert_close(run.ensemble(last=1, raw=False, resident=False)(inputs), expected)
+    assert run.ensemble().steps == (4, 8)
+    combination = Combination(((run.identity, 4),), temperature=2.0)
+    assert run.ensemble(combination=combination).combination == combination
+
+
+def test_a_network_of_ones_own_must_still_be_importable(tmp_path):
+    run, _ = with_snapshots(tmp_path, network="gone:net")
+    message = r"module:callable that Python can import, got 'gone:net' \(ModuleNotFoundError: .* PYTHONPATH"
+    with pytest.raises(ArgumentError, match=message):
+        run.ensemble()
+
+
+def test_a_network_that_was_changed_since_the_training_is_rejected(tmp_path):
+    run, _ = with_snapshots(tmp_path, network="tiny:wide")
+    with pytest.raises(MismatchError, match="model must have the architecture of the snapshot of step"):
+        run.ensemble()

@@ -18,13 +18,15 @@ class Reader:
 
     read: Callable[[Path], Data]
     own: str = ""
+    holds_out: bool = False
+    """Whether `snapens train` holds out a tenth of the training examples by default."""
 
 
 DATASETS = {
-    "arrays": Reader(arrays.read, own="an .npz file with x_train and y_train"),
+    "arrays": Reader(arrays.read, own="an .npz file with x_train and y_train", holds_out=True),
     "cifar10": Reader(partial(cifar.read, cifar.CIFAR10)),
     "cifar100": Reader(partial(cifar.read, cifar.CIFAR100)),
-    "folder": Reader(folder.read, own="a folder with one sub-folder of images per class"),
+    "folder": Reader(folder.read, own="a folder with one sub-folder of images per class", holds_out=True),
     "glyphs": Reader(lambda _: glyphs.load()),
     "imagenet": Reader(imagenet.read, own="a folder with train/WNID/*.JPEG and val/WNID/*.JPEG"),
     "svhn": Reader(partial(svhn.read, "svhn", svhn.TRAIN)),

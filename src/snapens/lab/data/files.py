@@ -18,9 +18,13 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, MissingPackageError, shortened
 from ...extras import package
+from ..recipe.preprocessing import ImagePreprocessing
 from .sources import content
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+CENTRAL_SHARE = 7 / 8  # 224 of 256 pixels
+"""The side of the square that an evaluation of photos reads, as a share of the shorter side."""
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
@@ -138,16 +142,27 @@ def random_box(width: int, height: int, draws: NDArray[np.float32]) -> Box:
     return x, y, x + across, y + down
 
 
-def central_box(width: int, height: int) -> Box:
-    """The square in the centre whose side is 7/8 of the shorter side: 224 of 256 pixels.
+def central_box(width: int, height: int, share: float = CENTRAL_SHARE) -> Box:
+    """The square in the centre whose side is a share of the shorter side.
 
     Examples:
         >>> central_box(512, 256)
         (144.0, 16.0, 368.0, 240.0)
     """
-    side = min(width, height) * 7 / 8
+    side = min(width, height) * share
     x, y = (width - side) / 2, (height - side) / 2
     return x, y, x + side, y + side
+
+
+def central(data: bytes, preprocessing: ImagePreprocessing) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """The pixels (size, size, channels) of an image file as an evaluation reads them, and its width and height."""
+    channels = preprocessing.inputs["channels"]
+    if channels not in (1, 3):
+        raise DataError(f"an image file where examples with {channels} channels are required")
+    photo = _photo(data)
+    width, height = photo.size
+    pixels = _resized(photo, data, preprocessing.size, central_box(width, height, preprocessing.crop))
+    return np.array(pixels if channels == 3 else pixels.convert("L")).reshape(*pixels.size, channels), (width, height)
 
 
 def decoded(files: PhotoFiles, size: int) -> NDArray[np.uint8]:
@@ -191,6 +206,12 @@ def _crop(data: bytes, size: int, draws: NDArray[np.float32] | None) -> Any:
     photo = _photo(data)
     width, height = photo.size
     box = central_box(width, height) if draws is None else random_box(width, height, draws)
+    return _resized(photo, data, size, box)
+
+
+def _resized(photo: Any, data: bytes, size: int, box: Box) -> Any:
+    """The part of an image in a box, resized to (size, size)."""
+    width, height = photo.size
     shorter = min(box[2] - box[0], box[3] - box[1])
     # a JPEG is decoded faster at a fraction of its size; the box keeps at least `size` pixels
     factor = next(factor for factor in (8, 4, 2, 1) if factor == 1 or shorter >= factor * size)
@@ -204,7 +225,10 @@ def _crop(data: bytes, size: int, draws: NDArray[np.float32] | None) -> Any:
 
 def _photo(data: bytes) -> Any:
     image = package("PIL.Image", "data")
-    photo = image.open(BytesIO(data))
+    try:
+        photo = image.open(BytesIO(data))
+    except image.UnidentifiedImageError as error:
+        raise DataError("not an image of a known format") from error
     limit = image.MAX_IMAGE_PIXELS  # Pillow only warns of images up to twice as large
     if limit is not None and photo.width * photo.height > limit:
         raise DataError(f"{photo.width} × {photo.height} pixels where at most {limit:,} are allowed")

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError
+from ..recipe.preprocessing import ImagePreprocessing
 from ..recipe.transforms import Transform
 from .augment import AUGMENTATIONS
-from .files import PhotoFiles
+from .files import CENTRAL_SHARE, PhotoFiles
 from .labels import digest, hold_out, require_labels, spread
 
 if TYPE_CHECKING:
@@ -127,17 +128,19 @@ class ImageData:
 
     def described(self) -> dict[str, Any]:
         """What a later reader of the run needs to prepare an image and to name its class, and the digests."""
-        mean, deviation = self.normalisation()
         parts = {"train": self.train, "test": self.test} | ({"held_out": self.held_out} if self.held_out else {})
         return {
             "classes": list(self.classes),
-            "size": self.size,
-            "channels": self.channels,
-            "crop": "none" if isinstance(self.test.pixels, np.ndarray) else "the middle 7/8",
-            "mean": list(mean),
-            "deviation": list(deviation),
+            "preprocessing": self.preprocessing.written(),
             "images": {part: {"count": len(images), "sha256": images.digest} for part, images in parts.items()},
         }
+
+    @cached_property
+    def preprocessing(self) -> ImagePreprocessing:
+        """How an image becomes an input of the network in an evaluation."""
+        mean, deviation = (tuple(map(float, row)) for row in self.normalisation())
+        crop = 1.0 if isinstance(self.test.pixels, np.ndarray) else CENTRAL_SHARE
+        return ImagePreprocessing(mean, deviation, self.size, crop)
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The mean and the deviation of each channel, in units of pixel values.

@@ -53,10 +53,27 @@ def hold_out(data: Any, count: int, seed: int) -> Any:
         return data
     if data.held_out is not None:
         raise ArgumentError(f"held_out must be 0 for a data set with held-out examples of its own, got {count}")
+    chosen, others = _drawn(examples, count, seed)
+    return replace(data, train=data.train.take(others), held_out=data.train.take(chosen))
+
+
+def tenth(labels: NDArray[np.int64], seed: int) -> int:
+    """A tenth of the training examples, to be held out; 0 if a class would then have no example to train on.
+
+    Examples:
+        >>> tenth(np.arange(50) % 2, seed=0)
+        5
+    """
+    count = len(labels) // 10
+    _, others = _drawn(len(labels), count, seed)
+    return count if len(np.unique(labels[others])) == len(np.unique(labels)) else 0
+
+
+def _drawn(examples: int, count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The indices of `count` examples, drawn by `seed`, and those of the others."""
     # the raw output of the generator is the same in every version of NumPy
     order = np.argsort(np.random.Philox(key=[seed, 0x5E1D]).random_raw(examples), kind="stable")
-    chosen, others = np.sort(order[:count]), np.sort(order[count:])
-    return replace(data, train=data.train.take(others), held_out=data.train.take(chosen))
+    return np.sort(order[:count]), np.sort(order[count:])
 
 
 def require_both(x_test: object, y_test: object) -> None:

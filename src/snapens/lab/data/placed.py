@@ -37,8 +37,8 @@ class PlacedImages:
             raise ArgumentError(f"padding must be left out for photos, which are cropped by boxes, got {self.padding}")
         if self.padding is not None and self.padding > self.data.size:
             raise ArgumentError(f"padding must be at most the {self.data.size} pixels of a side, got {self.padding}")
-        rows = self.data.normalisation()
-        self.mean, self.deviation = (torch.tensor(row, dtype=torch.float32, device=self.device) for row in rows)
+        self._normalise = self.data.preprocessing.module().to(self.device)
+        self.mean = cast(Tensor, self._normalise.mean)
 
     @cached_property
     def crop(self) -> Crop:
@@ -90,14 +90,14 @@ class PlacedImages:
 
     def finish(self, inputs: Tensor) -> Tensor:
         """Normalised images (batch, channels, size, size), channels last in memory."""
-        return ((inputs - self.mean) / self.deviation).permute(0, 3, 1, 2)
+        return cast(Tensor, self._normalise(inputs))
 
     def batches(self, part: Part) -> Iterator[Tensor]:
         """All images in order, normalised."""
         images, batch = cast(Images, part), self.evaluation_batch
         parts = (np.arange(begin, min(begin + batch, len(images))) for begin in range(0, len(images), batch))
         for pixels in read_ahead(images.central, parts):
-            yield self.finish(torch.from_numpy(pixels).to(self.device).float())
+            yield self.finish(torch.from_numpy(pixels).to(self.device))
 
     def _padded(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Pixels with as many more on each side as their crop needs, zero once they are normalised."""
@@ -154,5 +154,4 @@ class PlacedTable:
             yield self._standardised(values[begin : begin + _EVALUATION_ROWS])
 
     def _standardised(self, values: NDArray[np.float64]) -> Tensor:
-        mean, deviation = self.data.standard
-        return torch.from_numpy(((values - mean) / deviation).astype(np.float32)).to(self.device)
+        return self.data.preprocessing(values).to(self.device)

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import ArgumentError
+from ..recipe.preprocessing import RowPreprocessing
 from ..recipe.transforms import Transform
 from .labels import checked_labels, digest, hold_out, numbered, require_both, require_labels, spread
 from .splits import stratified
 
-_TOO_LARGE = 1e30  # its square must not overflow, nor a standardised value in float32
+TOO_LARGE = 1e30  # its square must not overflow, nor a standardised value in float32
 
 if TYPE_CHECKING:
     import torch
@@ -60,12 +61,12 @@ class TableData:
         return {"features": self.train.values.shape[1]}
 
     @cached_property
-    def standard(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and deviation (features,) of the training rows; a constant feature becomes 0."""
+    def preprocessing(self) -> RowPreprocessing:
+        """The mean and the deviation of the training rows; a constant feature becomes 0."""
         values = self.train.values
         constant = values.max(0) == values.min(0)  # rounding may give it a deviation
         mean = np.where(constant, values[0], values.mean(0))
-        return mean, np.where(constant, 1.0, values.std(0))
+        return RowPreprocessing(tuple(mean.tolist()), tuple(np.where(constant, 1.0, values.std(0)).tolist()))
 
     def hold_out(self, count: int, seed: int) -> "TableData":
         """Move `count` training rows, drawn by `seed`, to `held_out`: later choices are made on them."""
@@ -73,13 +74,10 @@ class TableData:
 
     def described(self) -> dict[str, Any]:
         """What a later reader of the run needs to prepare a row and to name its class."""
-        mean, deviation = self.standard
         parts = {"train": self.train, "test": self.test} | ({"held_out": self.held_out} if self.held_out else {})
         return {
             "classes": list(self.classes),
-            **self.inputs,
-            "mean": mean.tolist(),
-            "deviation": deviation.tolist(),
+            "preprocessing": self.preprocessing.written(),
             "images": {
                 name: {"count": len(part), "sha256": digest(part.labels, spread(part.values))}
                 for name, part in parts.items()
@@ -136,10 +134,10 @@ def _rows(part: str, values: ArrayLike, labels: ArrayLike) -> Rows:
     if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "fiub":
         raise ArgumentError(f"x_{part} must be numbers (rows, features), got {found.dtype} of shape {found.shape}")
     found = found.astype(np.float64)
-    if len(bad := np.argwhere(~(np.abs(found) < _TOO_LARGE))):
+    if len(bad := np.argwhere(~(np.abs(found) < TOO_LARGE))):
         row, feature = bad[0]
         raise ArgumentError(
-            f"x_{part} must be numbers below {_TOO_LARGE:g}, got {found[row, feature]} in row {row}, feature {feature}"
+            f"x_{part} must be numbers below {TOO_LARGE:g}, got {found[row, feature]} in row {row}, feature {feature}"
             ": replace it or drop the row"
         )
     return Rows(found, checked_labels(f"y_{part}", labels, len(found)))

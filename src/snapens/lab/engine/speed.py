@@ -163,19 +163,17 @@ def of_run(
     The combination is that of the folder, if it has one; `threshold` replaces its threshold.
     """
     run = Run(path)
-    inputs: dict[str, int] = {name: run.data[name] for name in ("channels", "features") if name in run.data}
-    network = nets.of(run.recipe, len(run.data["classes"]), inputs)
     combination = Combination.load(path) if durable.exists(path / "combination.json") else None
-    ensemble = Ensemble.load(path, network, combination=combination, device=device)
+    ensemble = run.ensemble(combination=combination, raw=False, device=device)
     if threshold is not None:
         ensemble.combination = replace(ensemble.combination, exit_threshold=threshold)
     kernels = run.recipe.network.name in nets.NETWORKS
     if root is None:
-        shape = (run.data["features"],) if "features" in inputs else (inputs["channels"], *(run.data["size"],) * 2)
-        random = torch.randn(2 * max(batches), *shape, device=device)
+        random = torch.randn(2 * max(batches), *run.preprocessing.input_shape, device=device)
         ensemble.combination = replace(ensemble.combination, exit_threshold=None)  # random inputs say nothing about it
         return Subject(ensemble, _laid_out(random), None, batches, kernels)
-    placed = data.load(run.recipe.dataset.name, root).place(device, None)
+    dataset = run.recipe.dataset
+    placed = data.load(dataset.name, root).hold_out(dataset.held_out, dataset.held_out_seed).place(device, None)
     examples = torch.cat(list(placed.batches(placed.data.test)))
     if len(examples) < max(batches):
         raise ArgumentError(

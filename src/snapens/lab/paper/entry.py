@@ -188,7 +188,7 @@ class Joint:
     @classmethod
     def of_entries(cls, cell: paper.Cell, repetition: int, entries: Sequence[Entry], runs: Sequence["Run"]) -> "Joint":
         """The number of a cell from the folders of its runs; each run has an entry."""
-        from ..records.run import require_same_test
+        from ..records.runs import require_same_test
 
         labels = [run.outputs().labels for run in runs]
         for run, own in zip(runs, labels, strict=True):

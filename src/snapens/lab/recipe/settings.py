@@ -66,8 +66,9 @@ class Settings:
     """Warm-up epochs before the first cycle, included in epochs."""
     pattern: tuple[Literal["warm", "fresh"], ...] = ()
     """For grow: the start of each cycle after the first, such as warm warm fresh; repeated as needed."""
-    held_out: int = 0
-    """The number of training examples to hold out, for example to choose m."""
+    held_out: int | None = None
+    """The number of training examples to hold out, so that a combination can be chosen on them; by default `snapens
+    train` holds out a tenth of your own data, and nothing else is held out."""
     held_out_seed: int = 0
     """The seed that selects the held-out examples."""
 
@@ -83,7 +84,7 @@ class Settings:
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return Recipe(
             Network(self.network, self.dropout, self.stem_stride),
-            Dataset(self.dataset, self.held_out, self.held_out_seed, self.padding),
+            Dataset(self.dataset, self.held_out or 0, self.held_out_seed, self.padding),
             method(self.cycles, **({"pattern": self.pattern} if self.pattern else {})),
             Budget(self.epochs, self.batch, self.warmup_epochs),
             optimizer(decays=self.decays, **settings),

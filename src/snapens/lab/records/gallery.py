@@ -16,6 +16,7 @@ from ...storage import durable, sealed, tensorfile
 from ...storage.generations import Generations
 from ...storage.manifest import FileRecord
 from ...storage.tensorfile import About
+from ..recipe.preprocessing import has_rows
 from .run import Run
 
 IMAGES = 60
@@ -93,7 +94,7 @@ def is_intact(run: Run, outputs: Outputs) -> bool:
         stored = read(run, len(outputs.labels)) is not None
     except DamagedError:
         return False
-    return stored or "features" in run.data or not len(disputed(outputs, 1))
+    return stored or has_rows(run.data) or not len(disputed(outputs, 1))
 
 
 def read(run: Run, examples: int | None = None) -> Gallery | None:

@@ -1,6 +1,5 @@
 """Run folders: the recipe of a run, its log, its state, and the outputs of its members."""
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -10,23 +9,23 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from ...combination import Combination
+from ...ensemble import Ensemble
 from ...errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ...outputs import Outputs
 from ...snapshots import Snapshots
 from ...storage import durable, parts, sealed, tensorfile
 from ...storage.typed import decoded
+from .. import nets
+from ..recipe.preprocessing import Preprocessing, from_flat
 from ..recipe.recipe import Recipe
 from .curves import Between
 from .log import Log
 from .state import State as State
 from .state import States
-
-log = logging.getLogger("snapens")
 
 T = TypeVar("T")
 
@@ -44,6 +43,7 @@ class _About:
         for name, kind in (("classes", list), ("images", dict), ("augmentation", dict)):
             if not isinstance(self.data.get(name, kind()), kind):
                 raise ArgumentError(f"data must have {name} of type {kind.__name__}, got {self.data[name]!r}")
+        object.__setattr__(self, "data", from_flat(self.data))
 
 
 class Run:
@@ -74,23 +74,43 @@ class Run:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Class names, image size and normalisation, which a prediction needs."""
+        """The names of the classes, the preprocessing, the augmentation, and the digests of the parts."""
         return self._about.data
 
-    def prepared(self, examples: NDArray[Any]) -> Tensor:
-        """The members' inputs: uint8 pixels (images, size, size, channels), normalised, or rows, standardised."""
-        pixels = np.asarray(examples)
-        if "features" in self.data:
-            if pixels.ndim != 2 or pixels.shape[1] != self.data["features"]:
-                raise ArgumentError(f"rows must be (rows, {self.data['features']}), got the shape {pixels.shape}")
-            return torch.from_numpy(((pixels - self.data["mean"]) / self.data["deviation"]).astype(np.float32))
-        wanted = (self.data["size"], self.data["size"], self.data["channels"])
-        if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
-            raise ArgumentError(
-                f"pixels must be uint8 of shape (images, {str(wanted)[1:]}, got {pixels.dtype} of {pixels.shape}"
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How a raw example becomes an input of the network."""
+        if "preprocessing" not in self.data:
+            raise StoreError(
+                f"recipe.json must describe the preprocessing of the run, but that in {self.path} does not"
             )
-        mean, deviation = (torch.tensor(self.data[name], dtype=torch.float32) for name in ("mean", "deviation"))
-        return ((torch.from_numpy(pixels).float() - mean) / deviation).permute(0, 3, 1, 2)
+        return Preprocessing.of(self.data["preprocessing"])
+
+    def ensemble(
+        self,
+        *,
+        last: int | None = None,
+        combination: Combination | None = None,
+        raw: bool = True,
+        resident: bool = True,
+        device: torch.device | str | None = None,
+    ) -> Ensemble:
+        """The ensemble of the run's snapshots, with the network of its recipe.
+
+        Its inputs are raw examples: tensors of uint8 pixels (images, size, size, channels), or of rows (rows,
+        features). With `raw=False` they are the inputs of the network, as `preprocessing` makes them. The other
+        arguments are those of `Ensemble`.
+        """
+        preprocessing = self.preprocessing
+        return Ensemble(
+            self.snapshots,
+            nets.of(self.recipe, len(self.data["classes"]), preprocessing.inputs),
+            last=last,
+            combination=combination,
+            preprocess=preprocessing.module() if raw else None,
+            resident=resident,
+            device=device,
+        )
 
     @property
     def snapshots(self) -> Snapshots:
@@ -279,33 +299,3 @@ class Run:
             raise DamagedError(
                 f"{path} must have the SHA-256 in the log, but it was altered: restore it, or resume the run"
             )
-
-
-def runs_in(path: Path) -> list[Run]:
-    """The run in a folder; if there is none, the runs in its sub-folders that have outputs, by name."""
-    run = Run(path)
-    if run.exists or run.is_own_loop:
-        return [run]
-    below = [found for found in map(Run, durable.listed(path)) if found.exists or found.is_own_loop]
-    names = ("outputs", parts.FORMAT_1)
-    with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
-    for without in set(below) - set(with_outputs) if with_outputs else ():
-        log.warning("%s is skipped: it has no outputs of snapshots yet", without.path)
-    return with_outputs or below or [run]
-
-
-def same_data(run: Run, other: Run) -> bool:
-    """Whether two runs have the same classes and the same test images, as far as both describe them."""
-    data, other_data = ({} if one.is_own_loop else one.data for one in (run, other))
-    described = [(one.get("classes"), one.get("images", {}).get("test")) for one in (data, other_data)]
-    return all(mine == theirs for mine, theirs in zip(*described, strict=True) if mine and theirs)
-
-
-def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:
-    """Check that two runs, given with their test labels, were tested on the same images in the same order."""
-    # equal labels do not imply equal images: folders sorted by class often have equal labels
-    if not same_data(run, other) or not np.array_equal(labels, other_labels):
-        raise MismatchError(
-            f"runs must have been tested on the same images in the same order, but those of {run.path} and "
-            f"{other.path} differ: choose runs of one data set"
-        )

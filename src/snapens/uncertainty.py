@@ -1,0 +1,60 @@
+"""Uncertainty: the prediction of an ensemble for one batch, and how much its members disagree."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import metrics
+from .batches import scores
+from .ensemble import Ensemble
+from .pool import Pool
+from .prediction import tempered
+from .quality import Floats, Whole
+
+
+class Uncertainty(NamedTuple):
+    """The prediction for each example of a batch, and how uncertain it is. Entropies are in nats."""
+
+    probabilities: Floats
+    """(examples, classes)."""
+    entropy: Floats
+    """(examples,): the entropy of the probabilities."""
+    mutual_information: Floats
+    """(examples,): the entropy of the mean of the evaluated members minus their mean entropy."""
+    used: Whole
+    """(examples,): how many members were evaluated; fewer than all only with an exit threshold."""
+
+
+@torch.no_grad()
+def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
+    """The prediction of `ensemble.predict` for a classifier, with its uncertainty; members must be resident.
+
+    Examples:
+        >>> from snapens import Snapshots
+        >>> snapshots, model = Snapshots(), torch.nn.Linear(1, 2)
+        >>> for step, bias in ((4, [0.0, 9.0]), (8, [9.0, 0.0])):  # two members that contradict each other
+        ...     snapshots.commit(step, {"weight": torch.zeros(2, 1), "bias": torch.tensor(bias)})
+        >>> found = predict(Ensemble(snapshots, model), torch.zeros(1, 1))
+        >>> found.probabilities, found.mutual_information.round(4), found.used
+        (array([[0.5, 0.5]]), array([0.6919]), array([2]))
+    """
+    combination, pool = ensemble.combination, Pool(ensemble.combination.exit_threshold)
+    if ensemble.preprocess is not None:
+        inputs = ensemble.preprocess(inputs)
+    used, weights, inside = np.zeros(len(inputs), np.int64), np.zeros(len(inputs)), np.zeros(len(inputs))
+    for member, share in list(zip(ensemble.members, combination.shares, strict=True))[::-1]:
+        rows = np.arange(len(inputs)) if pool.rows is None else pool.rows.numpy()
+        if not len(rows):
+            break
+        undecided = inputs if len(rows) == len(inputs) else inputs[torch.from_numpy(rows).to(inputs.device)]
+        output = scores(member(undecided)).float().softmax(-1).cpu()
+        pool.add(output, share)
+        used[rows] += 1
+        weights[rows] += share
+        inside[rows] += share * metrics.entropy(output)
+    mean = pool.mean.double().numpy()
+    probabilities = tempered(mean, combination.temperature)
+    information = np.maximum(metrics.entropy(mean) - inside / weights, 0)
+    return Uncertainty(probabilities, metrics.entropy(probabilities), information, used)
