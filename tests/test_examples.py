@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from snapens.cli import main
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -73,6 +75,15 @@ def test_a_frozen_base_is_stored_once(outputs):
     assert first > 4_000_000
     assert len(others) == 4
     assert max(others) < 30_000
+
+
+def test_the_report_of_a_loop_needs_no_recipe(outputs, capsys):
+    program, *command = outputs["report.py"].result().split()
+    assert (program, command[0], main(command)) == ("snapens", "report", 0)
+    html = Path(capsys.readouterr().out.strip()).read_text()
+    assert "a training loop of your own" in html
+    assert "1,000 held-out examples. You may use them" in html
+    assert "Fitted combination" in html
 
 
 def test_export_runs_in_onnxruntime_for_every_number_of_members(outputs):

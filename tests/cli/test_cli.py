@@ -19,6 +19,7 @@ from snapens.lab.engine import pack as engine
 from snapens.lab.paper import cells as paper
 from snapens.lab.recipe import Settings, presets
 from snapens.lab.records.run import Run
+from snapens.outputs import Outputs
 
 NETWORK = """
 import os, signal
@@ -434,15 +435,24 @@ def test_a_report_is_written_to_the_given_place(folder, capsys):
     assert "runs must name at least one run folder" in capsys.readouterr().err
 
 
-def test_a_report_of_a_loop_of_the_users_own_says_what_reports_need(folder, capsys):
-    snapshots = Snapshots("own")
+def test_a_report_of_a_loop_of_the_users_own_needs_only_outputs(folder, capsys):
+    snapshots = Snapshots("all/own")
     snapshots.open_to_write()
     snapshots.commit(1, {"weight": torch.zeros(1)})
-    assert main(["report", "own"]) == 2
-    assert (
-        "run must be a folder that holds recipe.json, got own: it holds snapshots of a loop of your own, and this "
-        "command needs a run of `snapens train`"
-    ) in capsys.readouterr().err
+    assert main(["report", "all/own"]) == 2
+    needed = "all/own must contain outputs of the part 'test' or 'held_out', got none: save them with Ensemble.load("
+    assert needed in capsys.readouterr().err
+    member = (snapshots.identity["run"], 1)
+    outputs = Outputs((member,), np.log([[[0.25, 0.75]]]).astype(np.float16), labels=np.array([1]))
+    outputs.save("all/own", part="extra")
+    assert main(["report", "all/own"]) == 2
+    assert "must contain outputs of the part 'test' or 'held_out', got extra: save them" in capsys.readouterr().err
+    outputs.save("all/own", part="test")
+    for path in ("all/own", "all"):
+        assert main(["report", path]) == 0
+        assert capsys.readouterr().out == f"{path}/report.html\n"
+    assert main(["report", "all", "--format", "csv"]) == 0
+    assert (folder / "all/report/runs.csv").read_text().splitlines()[1].startswith("own,,,0.0,0.0,")
 
 
 def test_a_report_of_a_folder_is_about_the_data_of_its_focus(folder, capsys, caplog):

@@ -19,10 +19,13 @@ def recipe(members=3, **changes):
 
 
 def log_probabilities(labels, members, classes, seed=0, skill=2.0, apart=1.0):
-    """(members, examples, classes): each member sees the same evidence and some noise of its own."""
+    """(members, examples, classes): each member sees the same evidence and some noise of its own.
+
+    `skill` is one number, or one per member.
+    """
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(1, len(labels), classes)) + apart * rng.normal(size=(members, len(labels), classes))
-    logits[:, np.arange(len(labels)), labels] += skill
+    logits[:, np.arange(len(labels)), labels] += np.reshape(skill, (-1, 1))
     return torch.from_numpy(logits).log_softmax(-1).half()
 
 

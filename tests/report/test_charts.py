@@ -26,7 +26,8 @@ def drawn(summary):
 
 def lines(chart, axes=0):
     """What each line shows, by its label."""
-    found = {line.get_label(): line for line in chart.figure.axes[axes].lines}
+    shown = [line for line in chart.figure.axes[axes].lines if line.get_gid() is None]
+    found = {line.get_label(): line for line in shown}
     return {label: (list(line.get_xdata()), list(line.get_ydata())) for label, line in found.items()}
 
 
@@ -41,7 +42,8 @@ def test_training_shows_rates_losses_and_minima(summary, drawn):
     found = lines(drawn["training"], axes=1)
     assert found["cycles"] == (list(focus.trace.epochs), list(focus.trace.losses))
     assert found["standard schedule"] == (list(baseline.trace.epochs), list(baseline.trace.losses))
-    marks = [line for line in drawn["training"].figure.axes[1].lines if line.get_label().startswith("_")]
+    others = [line for line in drawn["training"].figure.axes[1].lines if line.get_gid() is None]
+    marks = [line for line in others if line.get_label().startswith("_")]
     assert [line.get_xdata()[0] for line in marks] == list(focus.minima)
 
 
@@ -52,9 +54,10 @@ def test_snapshots_alone_and_growing_from_the_first(summary, drawn):
     assert found["single model"][1] == [100 * summary.baseline.single.error] * 2
 
 
-def test_bars_are_the_last_m(summary, drawn):
-    bars = drawn["last"].figure.axes[0].patches
-    assert [bar.get_y() + bar.get_height() for bar in bars] == pytest.approx(percent(summary.focus.last))
+def test_points_are_the_last_m(summary, drawn):
+    (points,) = (line for line in drawn["last"].figure.axes[0].lines if line.get_gid() == "m")
+    assert (list(points.get_xdata()), list(points.get_ydata())) == ([1, 2, 3], percent(summary.focus.last))
+    assert not drawn["last"].figure.axes[0].patches  # bars would mislead: the axis does not start at zero
     texts = [text.get_text() for text in drawn["last"].figure.axes[0].texts]
     assert texts == [f"{error:.2f}" for error in percent(summary.focus.last)]
 
@@ -117,7 +120,8 @@ def test_reliability_has_both_predictors(summary, drawn):
     ):
         many = [bin for bin in bins if bin.examples >= 10]
         assert found[label] == ([100 * b.confidence for b in many], [100 * b.accuracy for b in many])
-    _, *pale = [line for line in drawn["reliability"].figure.axes[0].lines if line.get_label().startswith("_")]
+    drawn_lines = [line for line in drawn["reliability"].figure.axes[0].lines if line.get_gid() is None]
+    _, *pale = [line for line in drawn_lines if line.get_label().startswith("_")]
     assert [line.get_alpha() for line in pale] == [0.4, 0.4]
     few = [100 * bin.accuracy for bin in summary.details.reliability_ensemble if bin.examples < 10]
     assert few
@@ -144,6 +148,31 @@ def test_inline_a_chart_is_named_themed_and_free_of_style(drawn):
         references = {value for e in root.iter() for key, value in e.items() if key in ("href", "clip-path")}
         assert {re.fullmatch(r"(?:url\()?#([\w-]+)\)?", found)[1] for found in references} <= known
     assert {e.get("data-m") for e in ElementTree.fromstring(drawn["last"].inline()).iter()} == {None, "1", "2", "3"}
+
+
+def test_every_hint_is_at_a_point_of_its_chart(drawn):
+    hinted = {name: chart for name, chart in drawn.items() if chart.hints}
+    assert set(hinted) == {"training", "snapshots", "last", "exits", "reliability"}
+    for chart in hinted.values():
+        (axes,) = (axes for axes in chart.figure.axes if any(line.get_gid() == "hints" for line in axes.lines))
+        (points,) = (line for line in axes.lines if line.get_gid() == "hints")
+        visible = [line for line in axes.lines if line.get_gid() in (None, "m") and len(line.get_xdata()) > 0]
+        shown = {point for line in visible for point in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+        assert set(map(tuple, points.get_xydata().tolist())) <= shown
+        titles = [e.find("title").text for e in ElementTree.fromstring(chart.inline()).iter("use") if len(e)]
+        assert titles == list(chart.hints)
+    assert drawn["last"].hints[1] == "the last 2 together: 27.50 %"
+
+
+def test_the_ring_of_a_fixed_m_is_at_its_point(summary, drawn):
+    root = ElementTree.fromstring(drawn["exits"].inline())
+    rings = {int(e.get("data-exit")): (e.get("x"), e.get("y")) for e in root.iter("use") if e.get("data-exit")}
+    assert sorted(rings) == list(range(1, 3 * 10 + 1))
+    always = {e.find("title").text: (e.get("x"), e.get("y")) for e in root.iter("use") if len(e)}
+    for m in (1, 2, 3):
+        (place,) = (place for hint, place in always.items() if hint.startswith(f"always the last {m}:"))
+        assert rings[10 * m] == place
+    assert "stroke-opacity" not in "".join(ElementTree.tostring(e, "unicode") for e in root.iter("use") if not len(e))
 
 
 def test_the_users_own_settings_change_nothing(summary, drawn):

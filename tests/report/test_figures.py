@@ -91,7 +91,8 @@ def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
     drawn = figure("3", everything)
     axes = drawn.axes[3]  # CIFAR-100, 0.2
     runs = [everything[f"densenet100-cifar100-snapshot-0.2-seed{seed}"] for seed in (0, 1)]
-    heights = [bar.get_height() for bar in axes.patches]
+    (points,) = (line for line in axes.lines if line.get_marker() == "o")
+    heights = list(points.get_ydata())
     assert heights == pytest.approx(np.mean([run.last_percent for run in runs], axis=0))
     single = [everything[f"densenet100-cifar100-single-seed{seed}"].last_percent[0] for seed in (0, 1)]
     assert lines(axes)["single model"][1] == pytest.approx(np.mean(single))
@@ -104,8 +105,8 @@ def test_figure_3_draws_means_over_seeds_and_the_single_models_line(everything):
     seeds = [line.get_ydata() for line in axes.lines if line.get_marker() == "_"]
     assert [tuple(errors) for errors in seeds] == [run.last_percent for run in runs]
     assert [text.get_text() for text in axes.texts] == [f"{height:.2f}" for height in heights]
-    for text, bar in zip(axes.texts, axes.patches, strict=True):
-        assert legend.get_window_extent().y0 > text.get_window_extent().y0 > bar.get_window_extent().y1
+    for text, point in zip(axes.texts, axes.transData.transform(points.get_xydata()), strict=True):
+        assert legend.get_window_extent().y0 > text.get_window_extent().y0 > point[1]
 
 
 @pytest.mark.parametrize(("name", "apart"), [("3", 2), ("S", 1)])

@@ -12,6 +12,7 @@ import hostile
 import numpy as np
 import pytest
 import tiny
+from plain import words
 
 from snapens.errors import MismatchError, SnapensError, StoreError
 from snapens.lab.records import gallery
@@ -49,7 +50,7 @@ def test_a_page_answers_first_and_shows_every_part(demo):
     text = re.sub(r"\s+", " ", " ".join(shape.text))
     errors = [f"{100 * run.outputs().member_errors[-1]:.2f} %" for run in demo]
     ensemble = f"{100 * demo[1].outputs().ensemble_errors[-1]:.2f} %"
-    first = text.index("The ensemble’s test error is")
+    first = text.index("The ensemble is ")
     assert [text.index(number) > first for number in (*errors, ensemble)] == [True] * 3
     headings = ["Findings", "All runs", "Training and snapshots", "Number of members and early exit", "Diversity"]
     places = [text.index(heading) for heading in (*headings, "Calibration and classes", "Recipe")]
@@ -61,10 +62,53 @@ def test_a_page_answers_first_and_shows_every_part(demo):
     assert "re-estimated BatchNorm statistics. They are estimated from nothing, also at the ends." in text
 
 
+BETTER, WORSE = (2.0, 2.0, 2.0), (0.0, 0.0, 4.0)
+"""The skill of each member: the mean of all is better than the last, or worse."""
+
+
+@pytest.mark.parametrize(
+    ("skill", "standard", "outcome"),
+    [
+        (BETTER, 0.0, "is better than its last snapshot and than a single model with the standard schedule."),
+        (BETTER, 6.0, "is better than its last snapshot, but worse than a single model with the standard schedule."),
+        (WORSE, 6.0, "is worse than its last snapshot and than a single model with the standard schedule."),
+        (WORSE, 0.0, "is worse than its last snapshot, but better than a single model with the standard schedule."),
+        (WORSE, None, "is worse than its last snapshot."),
+        ((4.0, 4.0, 4.0), None, "is not measurably better than its last snapshot."),
+    ],
+)
+def test_the_headline_says_plainly_whether_the_ensemble_wins(tmp_path, skill, standard, outcome):
+    runs = [folders.made(tmp_path / "cycles", examples=400, skill=skill, apart=0.7)]
+    if standard is not None:
+        runs.append(folders.made(tmp_path / "standard", method="single", examples=400, skill=standard, seed=1))
+    outputs = runs[0].outputs()
+    together, *others = outputs.ensemble_errors[-1], *(run.outputs().member_errors[-1] for run in runs)
+    numbers = " and ".join(f"{100 * error:.2f} %" for error in others)
+    headline = f"The ensemble {outcome} Test error: {100 * together:.2f} % instead of {numbers}."
+    assert headline in words(page.render(runs))
+
+
+def test_a_higher_error_within_noise_is_not_called_a_gain(tmp_path):
+    run = folders.made(tmp_path / "run", skill=(1.5, 1.5, 2.0), apart=0.3, examples=25)
+    assert run.outputs().ensemble_errors[-1] > run.outputs().member_errors[-1]
+    assert "The ensemble is not better than its last snapshot." in words(page.render([run]))
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_contents_link_to_every_section_and_every_term_has_its_text(tmp_path, members):
+    html = page.render([folders.made(tmp_path / "run", members=members)])
+    linked, headings = re.findall('<a href="#([^"]*)">', html), re.findall('<h2 id="([^"]*)">', html)
+    assert linked == headings == re.findall('<section aria-labelledby="([^"]*)">', html)
+    assert len(linked) == (6 if members > 1 else 4)
+    targets = dict(re.findall('popovertarget="([^"]*)" title="([^"]*)"', html))
+    assert targets
+    assert targets.items() <= dict(re.findall('<div popover id="([^"]*)" class="hint">([^<]*)<', html)).items()
+
+
 def test_a_standard_schedule_is_called_as_the_paper_calls_it(tmp_path):
-    for dropout, words in ((0.0, {"Single", "NoCycle"}), (0.3, {"Dropout"})):
+    for dropout, names in ((0.0, {"Single", "NoCycle"}), (0.3, {"Dropout"})):
         run = folders.made(tmp_path / str(dropout), method="single", dropout=dropout)
-        assert set(re.findall("<small>.*the paper’s ([A-Za-z]+)", page.render([run]))) == words
+        assert set(re.findall("<small>.*the paper’s ([A-Za-z]+)", page.render([run]))) == names
 
 
 def test_a_page_is_about_a_snapshot_ensemble_if_there_is_one(tmp_path):
@@ -85,7 +129,7 @@ def test_a_page_needs_neither_curves_nor_a_gallery_nor_a_log_nor_a_second_member
     shape = Shape(page.render([folders.made(tmp_path / "two", members=2)]))
     assert ("img", ["alt", "height", "src", "width"]) not in shape.elements
     assert any("--curves" in text for text in shape.text)
-    assert any("no independent test images would remain" in text for text in shape.text)
+    assert sum("Do not use them to choose m" in text for text in shape.text) == 2
 
 
 def test_the_same_folders_give_the_same_bytes(demo, tmp_path):
@@ -205,7 +249,7 @@ def test_a_page_about_a_table_has_examples_and_no_images(tmp_path):
     )
     visible = html[: html.index("<script")].partition("</style>")[2]
     assert "test example 1" in visible
-    assert "20 held-out examples: too few to choose." in visible
+    assert "for the 20 held-out examples. These are too few to choose m" in visible
     assert '<th scope="col">examples</th>' in visible
     assert "augmentation" not in visible
     assert not re.search(r"\bimages?\b", re.sub(r"<[^>]*>", " ", visible))

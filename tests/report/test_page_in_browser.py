@@ -76,6 +76,8 @@ def test_sliders_show_what_a_plain_loop_finds(m, column, opened, run):
         assert name.encode("utf-8", "replace") == hostile.NAMES[choice].encode("utf-8", "replace")
     assert opened.evaluate("document.querySelectorAll('[data-m].chosen').length") == 1
     assert opened.evaluate("document.querySelector('[data-m].chosen').dataset.m") == str(m)
+    shown = "[...document.querySelectorAll('[data-exit]')].filter((e) => getComputedStyle(e).opacity === '1')"
+    assert opened.evaluate(f"{shown}.map((e) => e.dataset.exit)") == [str(len(THRESHOLDS) * (m - 1) + column + 1)]
 
 
 def test_the_page_complains_of_nothing_and_asks_for_nothing(opened):
@@ -102,6 +104,21 @@ def test_the_policy_is_in_force(opened):
     code = "const s = document.createElement('script'); s.textContent = 'window.late = 1'; document.body.append(s)"
     opened.evaluate(code)
     assert opened.evaluate("typeof window.late") == "undefined"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_click_on_a_term_explains_it_on_the_screen(opened, width):
+    opened.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+    boxes = opened.evaluate(
+        "[...document.querySelectorAll('.term')].map((term) => { term.scrollIntoView(); term.click(); "
+        "const hint = document.querySelector(':popover-open'), box = hint.getBoundingClientRect(); hint.hidePopover(); "
+        "return [hint.id === term.getAttribute('popovertarget'), box.left, box.right, box.top, box.bottom]; })"
+    )
+    assert len(boxes) > 5
+    for right_one, left, right, top, bottom in boxes:
+        assert right_one
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= 800
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import tiny
 import torch
+from plain import score
 from scipy.stats import binomtest
 
 from snapens.errors import ArgumentError, DamagedError, MismatchError
@@ -29,17 +30,6 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def summary(run):
     return summarise([run])
-
-
-def score(means, labels):
-    """Error, NLL and ECE of (examples, classes), one example at a time."""
-    wrong, nll, bins = 0, 0.0, {}
-    for p, label in zip(means, labels, strict=True):
-        wrong += int(np.argmax(p) != label)
-        nll -= np.log(p[label])
-        place = min(max(int(np.ceil(p.max() * 15)) - 1, 0), 14)
-        bins.setdefault(place, []).append((np.argmax(p) == label) - p.max())
-    return wrong / len(labels), nll / len(labels), sum(abs(sum(gaps)) for gaps in bins.values()) / len(labels)
 
 
 def test_members_and_ensembles_are_worth_what_a_loop_finds(run, summary):
@@ -362,7 +352,7 @@ def test_an_unfinished_run_is_shown_but_stands_for_no_method_and_no_baseline(tmp
     runs = [folders.made(tmp_path / f"cyclic{seed}", seed=seed) for seed in (0, 1)]
     runs.append(folders.made(tmp_path / "single", method="single"))
     summary = summarise([runs[0], unfinished(runs[1]), unfinished(runs[2])])
-    assert [account.complete for account in summary.accounts] == [True, False, False]
+    assert [account.missing for account in summary.accounts] == [0, 1, 1]
     assert [(method.name, method.runs) for method in summary.methods] == [("snapshot", 1)]
     assert summary.baseline is None
     assert [summarise([run]).details.evidence.missing for run in (runs[0], Run(runs[1].path))] == [0, 1]

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from snapens.lab.records.curves import Line
+from snapens.report.basis import basis
 from snapens.report.evidence import Difference, Evidence
-from snapens.report.verdict import FLAT_POINTS, FLAT_SHARE, SAME_ANSWERS, STILL_IMPROVING, basis, verdict
+from snapens.report.verdict import FLAT_POINTS, FLAT_SHARE, SAME_ANSWERS, STILL_IMPROVING, verdict
 
 
 def by(more, fewer=0):
@@ -20,6 +21,7 @@ EVIDENCE = Evidence(
     examples=10_000,
     noun="images",
     missing=0,
+    own_loop=False,
     restarts=("warm", "warm"),
     member_errors=(0.30, 0.30, 0.30),
     ensemble_errors=(0.30, 0.28, 0.27),
@@ -33,6 +35,7 @@ EVIDENCE = Evidence(
     over_best=(by(400, 100), by(200, 100), by(0)),
     disagreements=(0.25, 0.20),
     lines={},
+    tested=True,
     test_noise=0.0045,
 )
 
@@ -101,7 +104,8 @@ def test_too_few_images_to_tell_an_ensemble_from_a_guess_are_not_blamed_on_the_l
             "note",
             "is not measurably better than its last snapshot",
         ),  # a sixteenth, though twice its standard error
-        (by(41, 59), "note", "is not measurably better than its last snapshot"),
+        (by(50, 50), "note", "is not better than its last snapshot."),
+        (by(41, 59), "note", "is not better than its last snapshot."),
         (by(39, 61), "warning", "is worse than its last snapshot, beyond noise"),
     ],
 )
@@ -120,13 +124,8 @@ def test_a_gain_counts_beyond_noise(gain, kind, words):
             "is better than a single model trained equally long",
             "0.22 points lower than that of the single",
         ),
-        (
-            by(59, 41),
-            "note",
-            "is not measurably better or worse than a single model trained equally",
-            "0.18 points lower",
-        ),
-        (by(41, 59), "note", "is not measurably better or worse than a single model", "0.18 points higher"),
+        (by(59, 41), "note", "is not measurably better than a single model trained equally", "0.18 points lower"),
+        (by(41, 59), "note", "is not better than a single model trained equally", "0.18 points higher"),
         (by(39, 61), "warning", "is worse than a single model trained equally", "paired standard error of 0.10 points"),
     ],
 )
@@ -356,7 +355,17 @@ def test_an_unfinished_run_has_few_findings():
 
 
 def test_the_basis_says_what_the_findings_may_be_used_for():
-    assert basis(EVIDENCE).startswith("The findings describe the 10,000 test images, because no images were held out.")
+    assert basis(EVIDENCE) == (
+        "The findings describe the 10,000 test images, because no images were held out. Do not use them to choose m or "
+        "the number of cycles: train with --held-out N and write the report again."
+    )
+    own_loop = basis(replace(EVIDENCE, own_loop=True))
+    assert own_loop.endswith('number of cycles: save outputs with part="held_out" and write the report again.')
+    untested = basis(replace(EVIDENCE, part="held_out", tested=False))
+    assert untested == (
+        "The findings, like all numbers on this page, are based on 10,000 held-out images. You may use them to choose "
+        "m or the number of cycles."
+    )
     held_out = basis(replace(EVIDENCE, part="held_out"))
     assert held_out.startswith("The findings are based on 10,000 held-out images. You may use them to choose m or the")
     assert held_out.endswith("Statements about the test error are based on the test images.")

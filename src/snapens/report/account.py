@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,23 +12,29 @@ from ..lab.recipe.preprocessing import has_rows
 from ..lab.recipe.recipe import Recipe
 from ..lab.records.run import Run
 from ..lab.records.trace import Trace
+from ..outputs import Outputs
 from ..quality import Quality, Score
+
+Part = Literal["held_out", "test"]
+"""The examples that numbers are from. Only held-out examples may be used to choose; test examples only describe."""
 
 _RATE_POINTS = 400
 
 
 @dataclass(frozen=True)
 class Account:
-    """A run, how it was trained, and how good its members are on the test images, alone and together."""
+    """A run, how it was trained, and how good its members are on one part of the data, alone and together."""
 
     name: str
-    recipe: Recipe
+    recipe: Recipe | None
+    """None for a loop of the user's own; its data and its trace are empty."""
     data: Mapping[str, Any]
     """What recipe.json says about the data."""
     classes: tuple[str, ...]
     steps: tuple[int, ...]
     """At which snapshots were taken."""
     trace: Trace
+    part: Part
     members: tuple[Score, ...]
     """Each member alone, oldest first."""
     first: tuple[Score, ...]
@@ -39,21 +45,17 @@ class Account:
     """(2, examples): where the last snapshot is wrong, and where all members together are wrong."""
 
     @classmethod
-    def of(cls, run: Run, classes: int, quality: Quality) -> "Account":
-        """From a run, the number of classes of its outputs, and their quality on the test images."""
-        names = tuple(str(name) for name in run.data.get("classes", ()))
-        if len(names) != classes:
-            raise DamagedError(
-                f"{run.path}/recipe.json must name the {classes} classes of the outputs, got {len(names)} names: "
-                "restore the file"
-            )
+    def of(cls, run: Run, outputs: Outputs, quality: Quality) -> "Account":
+        """From a run, its outputs for one part of the data, and their quality."""
+        own_loop = run.is_own_loop
         return cls(
             run.path.resolve().name,
-            run.recipe,
-            run.data,
-            names,
-            run.snapshots.steps,
-            Trace.of(run),
+            None if own_loop else run.recipe,
+            {} if own_loop else run.data,
+            _classes(run, outputs.log_probabilities.shape[-1]),
+            outputs.steps,
+            Trace() if own_loop else Trace.of(run),
+            "held_out" if outputs.part == "held_out" else "test",
             quality.alone.scores,
             quality.first.scores,
             quality.last.scores,
@@ -63,12 +65,12 @@ class Account:
     @property
     def noun(self) -> str:
         """What the examples are called: images, or examples for the rows of a table."""
-        return "examples" if has_rows(self.data) else "images"
+        return "examples" if self.recipe is None or has_rows(self.data) else "images"
 
     @property
-    def complete(self) -> bool:
-        """Whether all snapshots of the recipe exist."""
-        return len(self.members) == self.recipe.method.cycles
+    def missing(self) -> int:
+        """Snapshots of the recipe that do not exist yet; 0 without a recipe."""
+        return 0 if self.recipe is None else max(self.recipe.method.cycles - len(self.members), 0)
 
     @property
     def single(self) -> Score:
@@ -82,15 +84,33 @@ class Account:
 
     @property
     def minima(self) -> tuple[float, ...]:
-        """The epochs at which snapshots were taken."""
-        return tuple(step * self.recipe.budget.batch / self.trace.images for step in self.steps)
+        """The epochs at which snapshots were taken; empty without a recipe."""
+        return tuple(map(self._epoch, self.steps)) if self.recipe else ()
 
     def rates(self) -> tuple[list[float], list[float]]:
-        """Epochs and learning rates of the schedule."""
+        """Epochs and learning rates of the schedule; empty without a recipe."""
+        if self.recipe is None:
+            return [], []
         schedule = self.recipe.schedule(self.trace.images)
         steps = set(np.linspace(0, schedule.total_steps - 1, _RATE_POINTS).astype(int).tolist())
         for restart in schedule.restart_steps:  # both ends of a jump, so that it is drawn as a vertical line
             steps |= {restart - 1, restart}
-        ordered = sorted(steps)
-        rates = [self.recipe.optimizer.lr * schedule(step) for step in ordered]
-        return [step * self.recipe.budget.batch / self.trace.images for step in ordered], rates
+        rates = [self.recipe.optimizer.lr * schedule(step) for step in sorted(steps)]
+        return [self._epoch(step) for step in sorted(steps)], rates
+
+    def _epoch(self, step: int) -> float:
+        assert self.recipe is not None  # the callers check it
+        return step * self.recipe.budget.batch / self.trace.images
+
+
+def _classes(run: Run, count: int) -> tuple[str, ...]:
+    """The names of the classes of the outputs; numbers for a loop of the user's own."""
+    if run.is_own_loop:
+        return tuple(f"class {k}" for k in range(count))
+    names = tuple(str(name) for name in run.data.get("classes", ()))
+    if len(names) != count:
+        raise DamagedError(
+            f"{run.path}/recipe.json must name the {count} classes of the outputs, got {len(names)} names: "
+            "restore the file"
+        )
+    return names

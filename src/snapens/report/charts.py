@@ -61,15 +61,16 @@ def growing(axes: Any, alone: Sequence[float], first: Sequence[float], single: S
 
 def last_members(
     axes: Any, by_seed: Sequence[Sequence[float]], single: Sequence[float], text_points: float = _SMALL
-) -> list[Any]:
-    """The error of the last m together, as bars of the mean over seeds; returns the bars."""
-    bars, m = [], range(1, len(by_seed[0]) + 1)
-    size = min(text_points, 90 / len(m))
-    for k, errors in zip(m, zip(*by_seed, strict=True), strict=True):
-        mean = float(np.mean(errors))
-        bars.extend(axes.bar(k, mean, width=0.68, color=ENSEMBLE, zorder=2))
-        place = {"textcoords": "offset points", "ha": "center", "va": "bottom", "zorder": 4, "bbox": CLEARING}
-        axes.annotate(f"{mean:.2f}", (k, max(mean, *errors)), (0, 3), size=size, **place)
+) -> Any:
+    """The error of the last m together, as points at the mean over seeds; returns the points.
+
+    The axis does not start at zero, so bars would mislead.
+    """
+    m, means = range(1, len(by_seed[0]) + 1), np.mean(by_seed, axis=0).tolist()
+    (points,) = axes.plot(m, means, color=ENSEMBLE, linestyle="", marker="o", markersize=7, zorder=2)
+    place = {"textcoords": "offset points", "ha": "center", "va": "bottom", "zorder": 4, "bbox": CLEARING}
+    for k, mean, errors in zip(m, means, zip(*by_seed, strict=True), strict=True):
+        axes.annotate(f"{mean:.2f}", (k, max(mean, *errors)), (0, 6), size=min(text_points, 90 / len(m)), **place)
     named = reference(axes, single)
     for seed in by_seed if len(by_seed) > 1 else ():
         (named["each seed"],) = axes.plot(m, seed, linestyle="", marker="_", color=INK, markersize=7, zorder=3)
@@ -79,7 +80,7 @@ def last_members(
     axes.set(xlabel="m, snapshots in the ensemble", xlim=(0.4, len(m) + 0.6))
     axes.set_ylim(max(0, min(values) - 0.6 * room), max(values) + 0.45 * room)
     axes.set_xticks(m)
-    return bars
+    return points
 
 
 def reference(axes: Any, errors: Sequence[float]) -> dict[str, Any]:

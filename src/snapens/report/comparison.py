@@ -29,10 +29,13 @@ class Method:
 
 
 def compare(accounts: Sequence[Account]) -> list[Method]:
-    """Group finished runs that differ only in their seed, in the order in which they are given."""
+    """Group finished runs that differ only in their seed, in the order in which they are given.
+
+    Runs without a recipe belong to no group.
+    """
     groups: dict[Recipe, list[Account]] = {}
     for account in accounts:
-        if account.complete:
+        if account.recipe and not account.missing:
             groups.setdefault(replace(account.recipe, seed=0), []).append(account)
     names = _names(list(groups))
     return [_method(name, group) for name, group in zip(names, groups.values(), strict=True)]

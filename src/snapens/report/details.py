@@ -17,6 +17,7 @@ from ..outputs import Outputs
 from ..quality import THRESHOLDS, Answers, Exits, Quality
 from .account import Account
 from .evidence import Evidence
+from .fitted import Fitted
 
 log = logging.getLogger("snapens")
 
@@ -36,7 +37,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class ClassChange:
-    """A class of the test images, and its errors by the last snapshot and by the ensemble."""
+    """A class of the examples, and its errors by the last snapshot and by the ensemble."""
 
     name: str
     examples: int
@@ -60,7 +61,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Example:
-    """A test image on which members disagree: the prediction of each member, and of their mean."""
+    """An example on which members disagree: the prediction of each member, and of their mean."""
 
     index: int
     file: str | None
@@ -78,16 +79,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Details:
-    """Diversity, calibration, early exit, disputed images, classes, and the evidence for the findings."""
+    """Diversity, calibration, early exit, disputed examples, classes, and the evidence for the findings."""
 
     quality: Quality
-    """On the test images."""
+    """On the examples of the account."""
+    fitted: Fitted | None
     between: Between | None
     """The errors between the last snapshot and the earlier ones, if they were measured."""
     reliability_last: tuple[Bin, ...]
     reliability_ensemble: tuple[Bin, ...]
     exits: Exits
-    """On the images that the evidence is from."""
+    """On the examples that the evidence is from."""
     examples: tuple[Example, ...]
     gaining: tuple[ClassChange, ...]
     losing: tuple[ClassChange, ...]
@@ -95,7 +97,7 @@ class Details:
 
     @classmethod
     def of(cls, run: Run, account: Account, outputs: Outputs, quality: Quality) -> "Details":
-        """From a run folder, and the outputs for its test images with their quality."""
+        """From a run folder, and its outputs for one part of the data with their quality."""
         curves = _intact(run.curves)
         between = curves if curves and curves.lines else None
         held_out = run.outputs("held_out") if run.has_outputs("held_out") else None  # by the recipe or the data set
@@ -103,6 +105,7 @@ class Details:
         changes = _changes(account, quality.labels)
         return cls(
             quality,
+            Fitted.of(run, outputs, quality, held_out),
             between,
             _reliability(quality.last, 0),
             _reliability(quality.last, -1),

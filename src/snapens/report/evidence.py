@@ -8,13 +8,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lab.recipe.recipe import Recipe
 from ..lab.records.curves import Between, Line
 from ..quality import Quality
-from .account import Account
+from .account import Account, Part
 
-Part = Literal["held_out", "test"]
-"""The images that evidence is from. Only held-out images may be used to choose; test images only describe."""
+Restart = Literal["none", "warm", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,9 @@ class Evidence:
     """What the examples are: images, or just examples."""
     missing: int
     """Snapshots that an unfinished run has not taken yet."""
-    restarts: tuple[Literal["none", "warm", "fresh"], ...]
+    own_loop: bool
+    """Whether a loop of the user's own trained the members, so that the advice is not about commands of the lab."""
+    restarts: tuple[Restart, ...]
     """How training went from each earlier member to the last: with fresh weights, with warm restarts, or without."""
     member_errors: tuple[float, ...]
     ensemble_errors: tuple[float, ...]
@@ -85,6 +85,8 @@ class Evidence:
     """The share of images on which each earlier member and the last one choose different classes."""
     lines: Mapping[int, Line]
     """From an earlier member (counted from 1) to the last, on test images, if measured."""
+    tested: bool
+    """Whether there are outputs for test examples."""
     test_noise: float
     """The standard error of the last member's test error."""
 
@@ -100,8 +102,9 @@ class Evidence:
             part=part,
             examples=len(labels),
             noun=account.noun,
-            missing=max(account.recipe.method.cycles - members, 0),
-            restarts=tuple(_restarts(account.recipe, k, members) for k in range(members - 1)),
+            missing=account.missing,
+            own_loop=account.recipe is None,
+            restarts=tuple(_restarts(account, k) for k in range(members - 1)),
             member_errors=tuple(alone.mean(-1).tolist()),
             ensemble_errors=tuple(errors.tolist()),
             learned=Difference.of(labels != np.bincount(labels).argmax(), together[-1]),
@@ -114,11 +117,15 @@ class Evidence:
             over_best=tuple(Difference.of(fewer, together[best]) for fewer in together),
             disagreements=tuple(quality.disagreement[-1, :-1].tolist()),
             lines={line.snapshot: line for line in between.lines} if between else {},
+            tested=account.part == "test",
             test_noise=float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
         )
 
 
-def _restarts(recipe: Recipe, member: int, members: int) -> Literal["none", "warm", "fresh"]:
-    if recipe.method.kind == "single":
+def _restarts(account: Account, member: int) -> Restart:
+    if account.recipe is None:  # the ensembler keeps the weights at a restart
+        return "warm"
+    method = account.recipe.method
+    if method.kind == "single":
         return "none"
-    return "fresh" if any(recipe.method.begins_fresh(cycle) for cycle in range(member + 1, members)) else "warm"
+    return "fresh" if any(map(method.begins_fresh, range(member + 1, len(account.members)))) else "warm"

@@ -3,7 +3,8 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const find = (id) => document.getElementById(id);
   const cards = [...document.querySelectorAll("[data-example]")];
-  const bars = [...document.querySelectorAll("[data-m]")];
+  const points = [...document.querySelectorAll("[data-m]")];
+  const rings = [...document.querySelectorAll("[data-exit]")];
 
   const showExample = (card, members, column) => {
     const example = data.examples[Number(card.dataset.example)];
@@ -19,13 +20,15 @@
 
   const show = () => {
     const members = Number(find("m").value), column = Number(find("sure").value);
-    const threshold = find("sure").dataset.thresholds.split(" ")[column];
-    const stop = threshold === "1" ? "never" : threshold;
+    const thresholds = find("sure").dataset.thresholds.split(" ");
+    const stop = thresholds[column] === "1" ? "never" : thresholds[column];
     find("m-shown").textContent = members;
     find("sure-shown").textContent = stop;
     find("sure").setAttribute("aria-valuetext", stop);
     for (const name of ["error", "nll", "used"]) find(name).textContent = data.table[name][members - 1][column];
-    bars.forEach((bar) => bar.classList.toggle("chosen", Number(bar.dataset.m) === members));
+    const ring = (members - 1) * thresholds.length + column + 1;
+    points.forEach((point) => point.classList.toggle("chosen", Number(point.dataset.m) === members));
+    rings.forEach((found) => found.classList.toggle("chosen", Number(found.dataset.exit) === ring));
     cards.forEach((card) => showExample(card, members, column));
   };
 

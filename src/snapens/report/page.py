@@ -17,7 +17,8 @@ from ..lab.recipe.transforms import Transform
 from ..lab.records.run import Run
 from ..quality import THRESHOLDS, Exits
 from ..storage import durable
-from . import page_charts, verdict
+from . import page_charts
+from .basis import choosing
 from .charts import FEW_EXAMPLES
 from .comparison import label, shown
 from .summary import Summary, summarise
@@ -43,13 +44,13 @@ def render(runs: Sequence[Run], focus: str | None = None) -> str:
     page: str = environment.from_string(_resource("page.html.jinja")).render(
         summary=summary,
         charts={name: markup(chart.inline()) for name, chart in page_charts.draw(summary).items()},
-        recipe=_recipe(summary),
+        settings=_settings(summary),
         pictures=[
             None if example.pixels is None else _thumbnail(example.pixels) for example in summary.details.examples
         ],
         shown=_SHOWN,
         few_examples=FEW_EXAMPLES,
-        enough_to_choose=summary.details.evidence.examples >= verdict.FEW_EXAMPLES,
+        choosing=choosing(summary.details.evidence),
         thresholds=[f"{threshold:g}" for threshold in THRESHOLDS],
         table=table,
         data={"table": table, "examples": _examples(summary)},
@@ -104,10 +105,10 @@ def _thumbnail(pixels: NDArray[np.uint8]) -> str:
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
 
 
-def _recipe(summary: Summary) -> Iterable[tuple[str, str]]:
+def _settings(summary: Summary) -> Iterable[tuple[str, str]]:
     """The settings of the recipe that have a value, and the augmentation that they amount to on this data set."""
     focus = summary.focus
-    for name, value in focus.recipe.flat().items():
+    for name, value in focus.recipe.flat().items() if focus.recipe else ():
         if value is not None:
             yield label(name), shown(value)
     if focus.noun == "images" and (used := focus.data.get("augmentation")):

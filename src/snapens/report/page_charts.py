@@ -8,10 +8,10 @@ import numpy as np
 
 from ..quality import THRESHOLDS, Floats, Score
 from . import charts, style
-from .account import Account
-from .style import BASELINE, ENSEMBLE, SINGLE
+from .account import Account, Part
+from .style import BASELINE, ENSEMBLE, INK, PAPER, SINGLE
 from .summary import Summary
-from .svg import Chart
+from .svg import HINTS, Chart
 
 
 def draw(summary: Summary) -> dict[str, Chart]:
@@ -32,7 +32,8 @@ def _training(summary: Summary) -> Chart:
     figure = style.figure(height=255)
     rate, loss = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.2))
     focus, baseline = summary.focus, summary.baseline
-    shown = [(focus, ENSEMBLE, "cycles" if focus.recipe.method.kind != "single" else "standard schedule")]
+    is_standard = focus.recipe is not None and focus.recipe.method.kind == "single"
+    shown = [(focus, ENSEMBLE, "standard schedule" if is_standard else "cycles")]
     if baseline is not None and baseline.trace.steps:
         shown.insert(0, (baseline, BASELINE, "standard schedule"))
     for account, colour, _ in shown:
@@ -45,40 +46,58 @@ def _training(summary: Summary) -> Chart:
     if len(shown) > 1:
         figure.legend(*loss.get_legend_handles_labels(), loc="outside upper right", ncols=2)
     minima = ", ".join(f"{epoch:g}" for epoch in np.round(focus.minima, 1))
-    return Chart("training", figure, "Learning rate and training loss", f"Snapshots were taken at epochs {minima}.")
+    hints = [
+        (epoch, value, f"snapshot {k}: step {step:,}, epoch {epoch:.1f}, training loss {value:.4g}")
+        for k, (step, epoch) in enumerate(zip(focus.steps, focus.minima, strict=True), 1)
+        if (value := focus.trace.loss_at(step)) is not None
+    ]
+    description = f"Snapshots were taken at epochs {minima}."
+    return Chart("training", figure, "Learning rate and training loss", description, _hinted(loss, hints))
 
 
 def _snapshots(summary: Summary) -> Chart:
     figure, axes = _one(255)
     focus = summary.focus
-    charts.growing(axes, _percent(focus.members), _percent(focus.first), _single(summary.baseline))
+    alone, first = _percent(focus.members), _percent(focus.first)
+    charts.growing(axes, alone, first, _single(summary.baseline))
+    axes.set_ylabel(_error_on(focus.part))
     axes.legend(loc="best")
+    hints = [(k, error, f"snapshot {k} alone: {error:.2f} %") for k, error in enumerate(alone, 1)]
+    hints += [(k, error, f"the first {k} together: {error:.2f} %") for k, error in enumerate(first[1:], 2)]
     description = f"Each snapshot alone: {_span(focus.members)}. The first m together: {_span(focus.first)}."
-    return Chart("snapshots", figure, "Error of each snapshot and of the growing ensemble", description)
+    title = "Error of each snapshot and of the growing ensemble"
+    return Chart("snapshots", figure, title, description, _hinted(axes, hints))
 
 
 def _last_members(summary: Summary) -> Chart:
-    """Each bar is marked with its m for the page's script."""
+    """The script of the page marks the point of the chosen m."""
     figure, axes = _one()
     evidence = summary.details.evidence
     errors = [100 * error for error in evidence.ensemble_errors]
     single = _single(summary.baseline) if evidence.part == "test" else []
-    bars = charts.last_members(axes, [errors], single, text_points=9.5)
-    axes.grid(False)  # it would show through bars that the page draws pale
-    for m, bar in enumerate(bars, 1):
-        bar.set_gid(f"m={m}")
-    axes.set_ylabel(f"{_error_of(summary)} (truncated axis)")
+    charts.last_members(axes, [errors], single, text_points=9.5).set_gid("m")
+    axes.set_ylabel(_error_on(evidence.part))
+    hints = [(m, error, f"the last {m} together: {error:.2f} %") for m, error in enumerate(errors, 1)]
     description = f"From {errors[0]:.2f} % for m = 1 to {errors[-1]:.2f} % for m = {len(errors)}."
-    return Chart("last", figure, "Error of the last m snapshots together", description)
+    return Chart("last", figure, "Error of the last m snapshots together", description, _hinted(axes, hints))
 
 
 def _early_exit(summary: Summary) -> Chart:
+    """The script of the page shows the ring around the point of the chosen m and threshold; all others stay hidden."""
     figure, axes = _one()
     exits = summary.details.exits
     charts.early_exit(axes, exits)
-    axes.set_ylabel(_error_of(summary))
+    ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2, "color": INK, "alpha": 0}
+    axes.plot(exits.used.ravel(), 100 * exits.error.ravel(), linestyle="", gid="exit", **ring)
+    axes.set_ylabel(_error_on(summary.details.evidence.part))
+    hints = [
+        (used, 100 * error, f"early exit at {threshold:g}: {100 * error:.2f} %, {used:.2f} members on average")
+        for threshold, used, error in zip(THRESHOLDS, exits.used[-1], exits.error[-1], strict=True)
+    ]
+    fixed = 100 * exits.error[:, -1]
+    hints += [(m, error, f"always the last {m}: {error:.2f} %") for m, error in enumerate(fixed, 1)]
     description = f"At a confidence of {THRESHOLDS[0]:g}, {exits.used[-1, 0]:.2f} members are evaluated on average."
-    return Chart("exits", figure, "Error and cost of early exit", description)
+    return Chart("exits", figure, "Error and cost of early exit", description, _hinted(axes, hints))
 
 
 def _reliability(summary: Summary) -> Chart:
@@ -92,7 +111,12 @@ def _reliability(summary: Summary) -> Chart:
         f"The expected calibration error is {focus.single.ece:.4f} for the last snapshot "
         f"and {focus.ensemble.ece:.4f} for the ensemble."
     )
-    return Chart("reliability", figure, "Confidence and accuracy", description)
+    hints = [
+        (100 * one.confidence, 100 * one.accuracy, f"{label}: {one.examples:,} {focus.noun}")
+        for label, (bins, _) in predictors.items()
+        for one in bins
+    ]
+    return Chart("reliability", figure, "Confidence and accuracy", description, _hinted(axes, hints))
 
 
 def _correlation(summary: Summary) -> Chart:
@@ -102,7 +126,7 @@ def _correlation(summary: Summary) -> Chart:
 
 def _disagreement(summary: Summary) -> Chart:
     values = 100 * summary.details.quality.disagreement
-    return _matrix("disagreement", f"Test {summary.focus.noun} with different predictions, %", values, "{:.1f}")
+    return _matrix("disagreement", f"{summary.focus.noun.capitalize()} with different predictions, %", values, "{:.1f}")
 
 
 def _matrix(name: str, title: str, values: Floats, form: str) -> Chart:
@@ -132,9 +156,17 @@ def _one(height: float = 235) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _error_of(summary: Summary) -> str:
-    """The name of an axis with errors of the images that m and the confidence are chosen on."""
-    return {"held_out": "held-out error, %", "test": "test error, %"}[summary.details.evidence.part]
+def _hinted(axes: Any, points: Sequence[tuple[float, float, str]]) -> tuple[str, ...]:
+    """Add points, large and invisible, which have the hints of a chart; returns the hints."""
+    limits = axes.axis()
+    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o", color=PAPER, markersize=13, alpha=0, gid=HINTS)
+    axes.axis(limits)
+    return tuple(hint for _, _, hint in points)
+
+
+def _error_on(part: Part) -> str:
+    """The name of an axis with errors."""
+    return {"held_out": "held-out error, %", "test": "test error, %"}[part]
 
 
 def _single(baseline: Account | None) -> list[float]:

@@ -34,7 +34,7 @@ def last_members(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     runs = runs_of(snapshot, entries)
     if runs:
         charts.last_members(axes, [run.last_percent for run in runs], measured(single, entries))
-        axes.set_ylabel("test error, % (truncated axis)")
+        axes.set_ylabel("test error, %")
     return bool(runs)
 
 

@@ -40,6 +40,7 @@ def tables(summary: Summary) -> dict[str, list[Row]]:
             for row in zip(trace.steps, trace.epochs, trace.rates, trace.losses, strict=True)
         ],
         "snapshots": list(_snapshots(summary.focus)),
+        "combination": list(_combination(summary)),
         "exits": list(_exits(summary)),
         "correlation": list(_pairs("correlation", details.quality.correlation)),
         "disagreement": list(_pairs("disagreement", details.quality.disagreement)),
@@ -67,12 +68,14 @@ def _contents(summary: Summary, form: Format) -> Iterator[tuple[str, bytes]]:
 
 def _answer(summary: Summary) -> Iterator[Row]:
     focus, baseline = summary.focus, summary.baseline
-    found: list[tuple[str, Account, Score, int]] = [
+    found: list[tuple[str, Account, Score, float]] = [
         ("last snapshot", focus, focus.single, 1),
         ("ensemble", focus, focus.ensemble, len(focus.members)),
     ]
     if baseline is not None:
         found.insert(0, ("standard schedule", baseline, baseline.single, 1))
+    if fitted := summary.details.fitted:
+        found.append(("fitted combination", focus, fitted.score, fitted.used))
     for what, account, score, passes in found:
         seconds, device = account.trace.seconds, account.trace.device
         cost = {"training_seconds": seconds, "device": device, "forward_passes": passes}
@@ -82,8 +85,8 @@ def _answer(summary: Summary) -> Iterator[Row]:
 def _run(account: Account) -> Row:
     return {
         "run": account.name,
-        "method": account.recipe.method.kind,
-        "seed": account.recipe.seed,
+        "method": account.recipe and account.recipe.method.kind,
+        "seed": account.recipe and account.recipe.seed,
         "error_last": account.single.error,
         **{f"{name}_ensemble": value for name, value in vars(account.ensemble).items()},
         "training_seconds": account.trace.seconds,
@@ -115,15 +118,24 @@ def _snapshots(account: Account) -> Iterator[Row]:
     for k, step in enumerate(account.steps):
         alone = {f"{name}_alone": value for name, value in vars(account.members[k]).items()}
         together = {"error_first_k": account.first[k].error, "error_last_k": account.last[k].error}
-        yield {"k": k + 1, "step": step, "epoch": account.minima[k], **alone, **together}
+        yield {"k": k + 1, "step": step, "epoch": account.minima[k] if account.minima else None, **alone, **together}
+
+
+def _combination(summary: Summary) -> Iterator[Row]:
+    if (fitted := summary.details.fitted) is None:
+        return
+    found = fitted.combination
+    for k, (_, step), weight in zip(fitted.snapshots, found.members, fitted.shares, strict=True):
+        common = {"temperature": found.temperature, "exit_threshold": found.exit_threshold}
+        yield {"snapshot": k, "step": step, "weight": weight, **common}
 
 
 def _exits(summary: Summary) -> Iterator[Row]:
-    exits, images = summary.details.exits, summary.details.evidence.part
+    exits, part = summary.details.exits, summary.details.evidence.part
     for m, (errors, nlls, used) in enumerate(zip(exits.error, exits.nll, exits.used, strict=True), 1):
         for threshold, *found in zip(THRESHOLDS, errors.tolist(), nlls.tolist(), used.tolist(), strict=True):
             values = dict(zip(("error", "nll", "members_evaluated"), found, strict=True))
-            yield {"images": images, "m": m, "confidence": threshold, **values}
+            yield {"part": part, "m": m, "confidence": threshold, **values}
 
 
 def _pairs(name: str, values: Any) -> Iterator[Row]:
@@ -144,7 +156,7 @@ def _lines(summary: Summary) -> Iterator[Row]:
 def _examples(summary: Summary) -> Iterator[Row]:
     members = len(summary.focus.members)
     for example in summary.details.examples:
-        row: Row = {"test_image": example.index, "file": example.file, "truth": example.truth}
+        row: Row = {"part": summary.focus.part, "example": example.index, "file": example.file, "truth": example.truth}
         predictions = {f"snapshot_{members - k}": found for k, found in enumerate(example.members)}
         for name, found in {**predictions, "ensemble": example.means[-1]}.items():
             row |= {name: found.name, f"{name}_probability": found.probability}

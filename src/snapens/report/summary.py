@@ -4,17 +4,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, StoreError
 from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import look_up
 from ..lab.records.run import Run
 from ..lab.records.runs import require_same_test, same_data
 from ..quality import Quality
-from .account import Account
+from ..storage import parts
+from .account import Account, Part
+from .basis import basis
 from .comparison import Method, compare
 from .details import Details
 from .evidence import Difference
-from .verdict import Finding, basis, verdict
+from .verdict import Finding, relation, verdict
 
 log = logging.getLogger("snapens")
 
@@ -38,13 +40,23 @@ class Summary:
     findings: tuple[Finding, ...]
     basis: str
     over_last: Difference
-    """The ensemble's test error minus that of the last snapshot."""
+    """The ensemble's error minus that of the last snapshot."""
     over_baseline: Difference | None
-    """The ensemble's test error minus that of the baseline's last snapshot."""
+    """The ensemble's error minus that of the baseline's last snapshot."""
+
+    @property
+    def outcome(self) -> str:
+        """In one sentence, whether the ensemble is better than its last snapshot, and than the baseline."""
+        found, other = relation(-self.over_last), "a single model with the standard schedule"
+        text = f"The ensemble is {found} than its last snapshot"
+        if self.over_baseline is None:
+            return f"{text}."
+        of_baseline = relation(-self.over_baseline)
+        return f"{text} and than {other}." if of_baseline == found else f"{text}, but {of_baseline} than {other}."
 
 
 def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
-    """Read each run once; all must have been tested on the same images.
+    """Read each run once; all must have been tested on the same examples.
 
     `focus` names the folder of the run that the report is about. By default that is a Snapshot Ensemble; of several,
     the one with the most matching baselines, then a complete one, then the first by name.
@@ -54,20 +66,20 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise ArgumentError(f"runs must be different folders, got {', '.join(str(run.path) for run in runs)}")
     chosen = _focus(runs, focus)
+    part = _part(chosen)
     found: dict[Run, Account] = {}
     for run in (chosen, *(run for run in runs if run is not chosen)):  # outputs of one run in memory at a time
-        outputs = run.outputs()
+        outputs = run.outputs(part)
         if run is chosen:
             labels = outputs.labels
         require_same_test(chosen, labels, run, outputs.labels)
         quality = Quality.of(outputs.log_probabilities, outputs.labels)
-        found[run] = Account.of(run, outputs.log_probabilities.shape[-1], quality)
+        found[run] = Account.of(run, outputs, quality)
         if run is chosen:
             details = Details.of(run, found[run], outputs, quality)
     accounts = tuple(found[run] for run in runs)
     about = found[chosen]
-    singles = [one for one in accounts if one.complete and _is_baseline(one.recipe, about.recipe)]
-    baseline = min(singles, key=lambda single: len(single.recipe.differences(about.recipe)), default=None)
+    baseline = _baseline(about, accounts)
     over = None if baseline is None else Difference.of(about.wrong[1], baseline.wrong[0])
     return Summary(
         about,
@@ -98,13 +110,29 @@ def _focus(runs: Sequence[Run], name: str | None) -> Run:
     if name is not None:
         return look_up("focus", name, names)
 
-    singles = [run.recipe for run in runs if run.recipe.method.kind == "single" and _is_complete(run)]
+    complete = [run.recipe for run in runs if not run.is_own_loop and _is_complete(run)]
 
     def order(run: Run) -> tuple[int, int, bool, str]:
-        baselines = sum(_is_baseline(single, run.recipe) for single in singles)
-        return _RANKS.get(str(run.recipe.method.kind), 0), -baselines, not _is_complete(run), run.path.resolve().name
+        name = run.path.resolve().name
+        if run.is_own_loop:
+            return 0, 0, False, name
+        baselines = sum(_is_baseline(recipe, run.recipe) for recipe in complete)
+        return _RANKS.get(str(run.recipe.method.kind), 0), -baselines, not _is_complete(run), name
 
     return min(runs, key=order)
+
+
+def _part(run: Run) -> Part:
+    """The part of the data that the errors of a report are from; the lab always has outputs for test examples."""
+    if not run.is_own_loop or run.has_outputs("test"):
+        return "test"
+    if run.has_outputs("held_out"):
+        return "held_out"
+    found = ", ".join(parts.names(run.path)) or "none"
+    raise StoreError(
+        f"{run.path} must contain outputs of the part 'test' or 'held_out', got {found}: "
+        f"save them with Ensemble.load({str(run.path)!r}, model).outputs(loader).save({str(run.path)!r}, part='test')"
+    )
 
 
 def _is_baseline(recipe: Recipe, focus: Recipe) -> bool:
@@ -114,4 +142,15 @@ def _is_baseline(recipe: Recipe, focus: Recipe) -> bool:
 
 
 def _is_complete(run: Run) -> bool:
-    return len(run.snapshots.steps) == run.recipe.method.cycles
+    return run.recipe.method.cycles == len(run.snapshots.steps)
+
+
+def _baseline(focus: Account, accounts: Sequence[Account]) -> Account | None:
+    if (recipe := focus.recipe) is None:
+        return None
+    matching = [
+        (len(account.recipe.differences(recipe)), account)
+        for account in accounts
+        if account.recipe and not account.missing and _is_baseline(account.recipe, recipe)
+    ]
+    return min(matching, key=lambda found: found[0])[1] if matching else None

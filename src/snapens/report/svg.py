@@ -11,16 +11,22 @@ _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"#([\w.-]+)")
 _PLACES = {"fill": "f", "stroke": "s"}
 _REFERRING = ("href", "clip-path")
+_MARKED = ("m", "exit")
+"""Lines whose points get an attribute `data-…` with their number, counted from 1. The script of the page shows or hides
+each of them, so they lose the transparency of the line."""
+HINTS = "hints"
+"""The line whose points have the hints of a chart."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn figure, its title, and a sentence that describes it."""
+    """A drawn figure, its title, a sentence that describes it, and a hint for each point of the line `HINTS`."""
 
     name: str
     figure: Any
     title: str
     description: str
+    hints: tuple[str, ...] = ()
 
     def saved(self, kind: str) -> bytes:
         """The content of a file, "svg" or "png"."""
@@ -39,10 +45,23 @@ class Chart:
                 if child.tag in (f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"):
                     element.remove(child)
             _without_style(element)
+        self._mark_points(root)
         _rename(root, self.name)
         self._name(root)
         text = ElementTree.tostring(root, encoding="unicode").replace(f' xmlns="{_SVG}"', "", 1)  # HTML implies it
         return re.sub(r"\s*\n\s*", " ", text)
+
+    def _mark_points(self, root: ElementTree.Element) -> None:
+        for element in root.iter():
+            line, points = element.get("id"), list(element.iter(f"{{{_SVG}}}use"))
+            if line in _MARKED:
+                for k, point in enumerate(points, 1):
+                    point.set(f"data-{line}", str(k))
+                for shape in element.iter():
+                    shape.attrib.pop("stroke-opacity", None)
+            if line == HINTS:
+                for point, hint in zip(points, self.hints, strict=True):
+                    ElementTree.SubElement(point, f"{{{_SVG}}}title").text = hint
 
     def _name(self, root: ElementTree.Element) -> None:
         for attribute in ("width", "height", "version"):
@@ -70,7 +89,7 @@ def _without_style(element: ElementTree.Element) -> None:
 
 
 def _rename(root: ElementTree.Element, name: str) -> None:
-    """Prefix ids that are referred to with the chart's name, and remove all others except marks for the script."""
+    """Prefix ids that are referred to with the chart's name, and remove all others."""
     for element in root.iter():
         if (target := element.attrib.pop(f"{{{_XLINK}}}href", None)) is not None:
             element.set("href", target)
@@ -85,8 +104,6 @@ def _rename(root: ElementTree.Element, name: str) -> None:
         identity = element.attrib.pop("id", "")
         if identity in used:
             element.set("id", f"{name}-{identity}")
-        elif identity.startswith("m="):
-            element.set("data-m", identity.removeprefix("m="))
         for key in _REFERRING:
             if key in element.attrib:
                 element.set(key, _REFERENCE.sub(rf"#{name}-\1", element.attrib[key]))

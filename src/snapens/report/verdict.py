@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from .basis import FEW_EXAMPLES
 from .evidence import Difference, Evidence
 
 CHANCE = 0.025
@@ -20,8 +21,6 @@ SAME_ANSWERS = 0.25
 nearly identical. Neighbours after the last drop of a standard schedule have 0.08 to 0.22, neighbours in a cyclic run
 0.32 to 0.79, independent models 0.92 to 1.02 (the demo's ten seeds, the ledger's 13 runs). The errors of a weak early
 snapshot also count as differences."""
-FEW_EXAMPLES = 100
-"""Below this number of examples the noise of an error is so large that m should not be chosen on them."""
 FAR_BETTER = 0.2
 """The relative reduction of a guess's error from which a difference that may be noise means too few examples, rather
 than a network that has learned nothing."""
@@ -49,25 +48,6 @@ def verdict(evidence: Evidence, under_standard: Difference | None = None) -> lis
     finished = (partial(_standard, under=under_standard), _less_likely, _enough, _hurtful, _short, _alike, _valley)
     rules = (_gain,) if unfinished else (_gain, *finished)
     return [finding for rule in rules if (finding := rule(evidence)) is not None] + unfinished
-
-
-def basis(evidence: Evidence) -> str:
-    """Which examples the findings are based on, and what they may be used for."""
-    noun = evidence.noun
-    if evidence.part == "held_out":
-        use = (
-            f"These are too few to choose m or the number of cycles: hold out at least {FEW_EXAMPLES}."
-            if evidence.examples < FEW_EXAMPLES
-            else "You may use them to choose m or the number of cycles."
-        )
-        return (
-            f"The findings are based on {evidence.examples:,} held-out {noun}. {use} Statements about the test error "
-            f"are based on the test {noun}."
-        )
-    return (
-        f"The findings describe the {evidence.examples:,} test {noun}, because no {noun} were held out. Do not use "
-        "them to choose m or the number of cycles: train with --held-out N and write the report again."
-    )
 
 
 def _guess(evidence: Evidence) -> Finding | None:
@@ -101,7 +81,7 @@ def _gain(evidence: Evidence) -> Finding | None:
         f"error of all {members} together is {_percent(evidence.ensemble_errors[-1])}: {_lower(gain)}, with a paired "
         f"standard error of {_points(gain.standard_error)}."
     )
-    return _compared(gain, "its last snapshot", reason, "better")
+    return _compared(gain, "its last snapshot", reason)
 
 
 def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
@@ -115,12 +95,20 @@ def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
     return _compared(under, "a single model trained equally long with the standard schedule", reason)
 
 
-def _compared(gain: Difference, other: str, reason: str, unmeasured: str = "better or worse") -> Finding:
+def relation(gain: Difference) -> str:
+    """How the ensemble compares with another predictor, from the other error minus the ensemble's."""
     if gain.chance <= CHANCE:
-        return Finding("good", f"The ensemble is better than {other}, beyond noise.", reason)
+        return "better"
     if (-gain).chance <= CHANCE:
-        return Finding("warning", f"The ensemble is worse than {other}, beyond noise.", reason)
-    return Finding("note", f"The ensemble is not measurably {unmeasured} than {other}.", reason)
+        return "worse"
+    return "not measurably better" if gain.value > 0 else "not better"
+
+
+def _compared(gain: Difference, other: str, reason: str) -> Finding:
+    found = relation(gain)
+    kinds: dict[str, Literal["good", "warning"]] = {"better": "good", "worse": "warning"}
+    beyond = ", beyond noise" if found in kinds else ""
+    return Finding(kinds.get(found, "note"), f"The ensemble is {found} than {other}{beyond}.", reason)
 
 
 def _unfinished(evidence: Evidence) -> Finding:

@@ -63,6 +63,11 @@ class Run:
         return durable.exists(self.path / "recipe.json")
 
     @property
+    def is_own_loop(self) -> bool:
+        """Whether a loop of the user's own wrote the snapshots, so that there is neither a recipe nor a log."""
+        return self.identity is not None and not any(durable.exists(self.path / name) for name in (*_FILES, "state"))
+
+    @property
     def recipe(self) -> Recipe:
         """The recipe of the run."""
         return self._about.recipe

@@ -16,8 +16,9 @@ log = logging.getLogger("snapens")
 def runs_in(path: Path) -> list[Run]:
     """The run in a folder; if there is none, the runs in its sub-folders that have outputs, by name."""
     run = Run(path)
-    inside = [] if run.exists or path.is_file() else durable.listed(path)
-    below = [Run(folder) for folder in inside if Run(folder).exists]
+    if run.exists or run.is_own_loop or path.is_file():
+        return [run]
+    below = [found for found in map(Run, durable.listed(path)) if found.exists or found.is_own_loop]
     names = ("outputs", parts.FORMAT_1)
     with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
     for without in set(below) - set(with_outputs) if with_outputs else ():
@@ -26,11 +27,10 @@ def runs_in(path: Path) -> list[Run]:
 
 
 def same_data(run: Run, other: Run) -> bool:
-    """Whether two runs have the same classes and, where both describe them, the same test images."""
-    (classes, images), (other_classes, other_images) = (
-        (one.data.get("classes"), one.data.get("images", {}).get("test")) for one in (run, other)
-    )
-    return classes == other_classes and (not images or not other_images or images == other_images)
+    """Whether two runs have the same classes and the same test images, as far as both describe them."""
+    data, other_data = ({} if one.is_own_loop else one.data for one in (run, other))
+    described = [(one.get("classes"), one.get("images", {}).get("test")) for one in (data, other_data)]
+    return all(mine == theirs for mine, theirs in zip(*described, strict=True) if mine and theirs)
 
 
 def require_same_test(run: Run, labels: NDArray[np.int64], other: Run, other_labels: NDArray[np.int64]) -> None:

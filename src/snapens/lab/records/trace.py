@@ -15,22 +15,25 @@ _FINISHED |= dict.fromkeys(("device", "torch", "snapens", "sources"), str | None
 
 @dataclass(frozen=True)
 class Trace:
-    """The training loss as it was logged, and how the run finished; fields after `losses` are None before the end."""
+    """The training loss as it was logged, and how the run finished; fields after `losses` are None before the end.
 
-    images: int
+    The trace of a loop of the user's own is empty.
+    """
+
+    images: int = 0
     """The number of training images."""
-    steps: tuple[int, ...]
-    epochs: tuple[float, ...]
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
+    steps: tuple[int, ...] = ()
+    epochs: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
     """Each is the mean since the previous logged step."""
-    seconds: float | None
-    pack: int | None
+    seconds: float | None = None
+    pack: int | None = None
     """The number of runs that shared the device."""
-    device: str | None
-    torch: str | None
-    snapens: str | None
-    sources: str | None
+    device: str | None = None
+    torch: str | None = None
+    snapens: str | None = None
+    sources: str | None = None
     """Digests of the code that trained the run, separated by spaces."""
 
     @classmethod
