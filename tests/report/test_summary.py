@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
-from snapens.report.evidence import Difference
+from snapens.quality import Difference
 from snapens.report.summary import summarise
 
 

@@ -8,11 +8,10 @@ from ..errors import ArgumentError
 from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import look_up
 from ..lab.records.run import Run, require_same_test, same_data
-from ..quality import Quality
+from ..quality import Difference, Quality
 from .account import Account
 from .comparison import Method, compare
 from .details import Details
-from .evidence import Difference
 from .verdict import Finding, basis, verdict
 
 log = logging.getLogger("snapens")

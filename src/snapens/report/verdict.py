@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from .evidence import Difference, Evidence
+from ..quality import Difference
+from .evidence import Evidence
 
 CHANCE = 0.025
 """The largest p-value of a significant difference; it is divided among several comparisons for one finding."""
