@@ -1,4 +1,4 @@
-"""Regenerates what the documentation shows of the ledger in results/: a page, tables, figures and the README's picture.
+"""Regenerates what the documentation shows of the ledger in results/: a page, tables, sentences and figures.
 
 `make results` runs it; a test fails when any of them does not match the ledger.
 """
@@ -25,11 +25,11 @@ Group = dict[str, Measured]
 def texts() -> dict[Path, str]:
     """The generated page, and the files that have a generated block, with the block regenerated."""
     entries = ledger.entries(ROOT / "results")
-    blocks = {
-        "README.md": readme.results(entries),
-        "docs/work.md": predictions(ROOT / "results/prediction"),
+    work = readme.update((ROOT / "docs/work.md").read_text(), predictions(ROOT / "results/prediction"))
+    updated = {
+        ROOT / "README.md": readme.update((ROOT / "README.md").read_text(), readme.results(entries)),
+        ROOT / "docs/work.md": readme.update(work, combinations(ROOT / "results/combination", entries), "held-out"),
     }
-    updated = {ROOT / name: readme.update((ROOT / name).read_text(), block) for name, block in blocks.items()}
     tables = {"table_1": formats.markdown(table(1, entries)).strip()}
     template = (ROOT / "docs/results.md.jinja").read_text()
     page = rendered(template, ROOT / "results", overview=summary, comparison=comparison, runs=runs, **tables)
@@ -89,6 +89,25 @@ def markdown(rows: list[dict[str, str]]) -> str:
     """Rows with the same keys, the heads of the columns, as a Markdown table."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "\n".join(map(formats.markdown_row, lines))
+
+
+def combinations(folder: Path, entries: ledger.Entries) -> str:
+    """The results of `snapens combine --format json`: a sentence per run of the ledger."""
+    sentences = []
+    for path in sorted(folder.glob("*.json")):
+        fitted, entry = json.loads(path.read_text()), entries[path.stem]
+        held_out, gain = fitted["examples"], fitted["gains"][0]["nll_gain"]
+        threshold = round(fitted["combination"]["exit_threshold"], 2)
+        early = next(one for one in entry.early_exit if one.threshold == threshold)
+        cell = entry.recipe
+        sentences.append(
+            f"Our {names.NETWORKS[cell.network.name]} on {names.DATASETS[cell.dataset.name]} ({paper.images(cell):,} "
+            f"training and {held_out:,} held-out images, n = 1): the temperature lowers the held-out NLL by "
+            f"{gain['mean']:.3f} ± {gain['standard_error']:.3f}; with early exit at a confidence of {threshold}, "
+            f"{early.mean_members:.2f} of {cell.method.cycles} members are evaluated per test image, and the test "
+            f"error is {early.error_percent:.2f} % instead of {entry.last_percent[-1]:.2f} % with all of them."
+        )
+    return "\n".join(sentences)
 
 
 def predictions(folder: Path) -> str:
