@@ -9,7 +9,7 @@ from pathlib import Path
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.report import charts, figures, formats, names, readme, style
-from snapens.report.prose import CONFIDENCE, Measured, rendered, series, span
+from snapens.report.prose import CONFIDENCE, Change, Measured, rendered, series, span
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +44,7 @@ def summary(groups: dict[str, Group]) -> str:
         row |= {f"{words}, %": group[rate].error if rate in group else "–" for rate, words in RATES.items()}
         for rate, words in RATES.items():
             change = group[rate] - group["single"] if rate in group else None
-            row[f"{words} minus single, points (paper)"] = f"{change} ({change.published})" if change else "–"
+            row[f"{words} minus single, points (paper)"] = beside_paper(change) if change else "–"
         rows.append(row)
     return markdown(rows)
 
@@ -63,7 +63,7 @@ def comparison(group: Group) -> str:
     for name, found in changes.items():
         row = {"difference of errors, points": name}
         for rate, change in zip(used, found, strict=True):
-            row |= {RATES[rate]: str(change), f"{RATES[rate]} in the paper": change.published}
+            row[f"{RATES[rate]} (paper)"] = beside_paper(change)
         rows.append(row)
     return markdown(rows)
 
@@ -78,11 +78,15 @@ def runs(group: Group) -> str:
             row |= {"ECE, last and all, %": f"{last.ece}, {every.ece}"}
             row |= {"neighbours differ, %": span(found.neighbours, 1)}
             row |= {f"members and error at {CONFIDENCE}": f"{early.mean_members:.1f}, {early.error_percent:.2f} %"}
-            row |= {"highest error on lines, %": series(found.peaks, 0)}
-            row |= {"rise on lines, points": series(found.rises, 1)}
+            row |= {"rise between, points": series(found.rises, 1)}
             row |= {"minutes (runs)": f"{entry.seconds / 60:.0f} ({entry.pack})"}
             rows.append(row)
     return markdown(rows)
+
+
+def beside_paper(change: Change) -> str:
+    """A difference, and that of the paper in parentheses, if it has one."""
+    return str(change) if change.published == "–" else f"{change} ({change.published})"
 
 
 def markdown(rows: list[dict[str, str]]) -> str:

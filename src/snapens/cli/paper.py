@@ -86,7 +86,7 @@ class PaperRun:
 
 @dataclass(frozen=True)
 class PaperRecord:
-    """Add finished runs to the ledger, with the differences between those that are given together."""
+    """Add finished runs to the ledger, and the differences between them."""
 
     runs: Runs
     """Run folders of any recipe. A cell of several seeds needs all of its runs in one call."""
