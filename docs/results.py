@@ -1,6 +1,6 @@
-"""Regenerates the tables and figures that the documentation shows of the ledger in results/, and the README's picture.
+"""Regenerates what the documentation shows of the ledger in results/: a page, tables, sentences and figures.
 
-`make results` runs it; a test fails when a table or a figure does not match the ledger.
+`make results` runs it; a test fails when any of them does not match the ledger.
 """
 
 import json
@@ -9,21 +9,109 @@ from pathlib import Path
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.report import charts, figures, formats, names, readme, style
+from snapens.report.prose import CONFIDENCE, Change, Measured, rendered, series, span
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
 FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
 
 
+RATES = {"snapshot-0.1": "Snapshot 0.1", "snapshot-0.2": "Snapshot 0.2"}
+OTHERS = {"single": "the single model", "dropout": "Dropout", "nocycle": "NoCycle", "singlecycle": "SingleCycle"}
+RUNS = {"nocycle": "Single, NoCycle", "dropout": "Dropout", "singlecycle": "SingleCycle", **RATES}
+Group = dict[str, Measured]
+
+
 def texts() -> dict[Path, str]:
-    """The files that have a generated block, with the block regenerated."""
+    """The generated page, and the files that have a generated block, with the block regenerated."""
     entries = ledger.entries(ROOT / "results")
-    blocks = {
-        "README.md": readme.results(entries),
-        "docs/results.md": formats.markdown(table(1, entries)).strip(),
-        "docs/work.md": predictions(ROOT / "results/prediction"),
+    work = readme.update((ROOT / "docs/work.md").read_text(), predictions(ROOT / "results/prediction"))
+    updated = {
+        ROOT / "README.md": readme.update((ROOT / "README.md").read_text(), readme.results(entries)),
+        ROOT / "docs/work.md": readme.update(work, combinations(ROOT / "results/combination", entries), "held-out"),
     }
-    return {ROOT / name: readme.update((ROOT / name).read_text(), block) for name, block in blocks.items()}
+    tables = {"table_1": formats.markdown(table(1, entries)).strip()}
+    template = (ROOT / "docs/results.md.jinja").read_text()
+    page = rendered(template, ROOT / "results", overview=summary, comparison=comparison, runs=runs, **tables)
+    return {**updated, ROOT / "docs/results.md": page}
+
+
+def summary(groups: dict[str, Group]) -> str:
+    """The errors of the single models and of the Snapshot Ensembles, and their differences."""
+    rows = []
+    for name, group in groups.items():
+        row = {"network and data set": name, "single model, %": group["single"].error}
+        row |= {f"{words}, %": group[rate].error if rate in group else "–" for rate, words in RATES.items()}
+        for rate, words in RATES.items():
+            change = group[rate] - group["single"] if rate in group else None
+            row[f"{words} minus single, points (paper)"] = beside_paper(change) if change else "–"
+        rows.append(row)
+    return markdown(rows)
+
+
+def comparison(group: Group) -> str:
+    """The paired differences between the Snapshot Ensembles of a network and its other runs."""
+    used = [rate for rate in RATES if rate in group]
+    changes = {
+        f"the ensemble minus {name} ({group[other].error} %)": [group[rate] - group[other] for rate in used]
+        for other, name in OTHERS.items()
+        if other in group
+    }
+    changes["the ensemble minus its last snapshot"] = [group[rate] - group[rate].last for rate in used]
+    changes["its last snapshot minus the single model"] = [group[rate].last - group["single"] for rate in used]
+    rows = []
+    for name, found in changes.items():
+        row = {"difference of errors, points": name}
+        for rate, change in zip(used, found, strict=True):
+            row[f"{RATES[rate]} (paper)"] = beside_paper(change)
+        rows.append(row)
+    return markdown(rows)
+
+
+def runs(group: Group) -> str:
+    """The measurements of each run of a network."""
+    rows = []
+    for method, name in RUNS.items():
+        if found := group.get(method):
+            last, every, early, entry = found.last, found.ensemble, found.early, found.entry
+            row = {"run": name, "last m = 1 … M, %": found.sizes, "NLL, last and all": f"{last.nll}, {every.nll}"}
+            row |= {"ECE, last and all, %": f"{last.ece}, {every.ece}"}
+            row |= {"neighbours differ, %": span(found.neighbours, 1)}
+            row |= {f"members and error at {CONFIDENCE}": f"{early.mean_members:.1f}, {early.error_percent:.2f} %"}
+            row |= {"rise between, points": series(found.rises, 1)}
+            row |= {"minutes (runs)": f"{entry.seconds / 60:.0f} ({entry.pack})"}
+            rows.append(row)
+    return markdown(rows)
+
+
+def beside_paper(change: Change) -> str:
+    """A difference, and that of the paper in parentheses, if it has one."""
+    return str(change) if change.published == "–" else f"{change} ({change.published})"
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Rows with the same keys, the heads of the columns, as a Markdown table."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(map(formats.markdown_row, lines))
+
+
+def combinations(folder: Path, entries: ledger.Entries) -> str:
+    """The results of `snapens combine --format json`: a sentence per run of the ledger."""
+    sentences = []
+    for path in sorted(folder.glob("*.json")):
+        fitted, entry = json.loads(path.read_text()), entries[path.stem]
+        held_out, gain = fitted["examples"], fitted["gains"][0]["nll_gain"]
+        threshold = round(fitted["combination"]["exit_threshold"], 2)
+        early = next(one for one in entry.early_exit if one.threshold == threshold)
+        cell = entry.recipe
+        sentences.append(
+            f"Our {names.NETWORKS[cell.network.name]} on {names.DATASETS[cell.dataset.name]} ({paper.images(cell):,} "
+            f"training and {held_out:,} held-out images, n = 1): the temperature lowers the held-out NLL by "
+            f"{gain['mean']:.3f} ± {gain['standard_error']:.3f}; with early exit at a confidence of {threshold}, "
+            f"{early.mean_members:.2f} of {cell.method.cycles} members are evaluated per test image, and the test "
+            f"error is {early.error_percent:.2f} % instead of {entry.last_percent[-1]:.2f} % with all of them."
+        )
+    return "\n".join(sentences)
 
 
 def predictions(folder: Path) -> str:

@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+NAMES = r"(ResNet|DenseNet|CIFAR)-\d+|(Table|Figure) \d|(Snapshot|α₀ =) 0\.[12]"
+"""Where a template may have digits: names of networks and data sets, of parts of the paper, and its two peak rates."""
+NOT_PROSE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|```.*?```|`[^`]*`|\]\([^)]*\)(\{[^}]*\})?|<[^>]*>"
+"""Comments, statements and expressions of a template, code, the targets of links and images, and HTML tags."""
+WORDS = "two|three|four|five|six|seven|eight|nine|ten|half|third|quarter|fifth|tenth|twice"
+UNITS = "points?|percent|%|nats|images|members|snapshots|epochs|seconds|minutes|hours"
 
 
 @pytest.fixture
@@ -17,7 +23,35 @@ def results():
     return module
 
 
-def test_no_table_is_stale(results):
+def typed_numbers(template):
+    """Numbers in the prose of a template: digits outside of names, number words before a unit, literal expressions."""
+    prose = re.sub(NAMES, "", re.sub(NOT_PROSE, "", template, flags=re.DOTALL))
+    digits = re.findall(r"\S*\d\S*", prose)
+    words = re.findall(rf"\b(?:{WORDS})\b(?: to \w+)?(?: of the)? (?:{UNITS})", prose)
+    return digits + words + re.findall(r"\{\{[-( ]*[\d\"'][^}]*\}\}", template)
+
+
+@pytest.mark.parametrize(
+    ("template", "typed"),
+    [
+        ("ResNet-110 on CIFAR-100 (Table 1, α₀ = 0.1), Snapshot 0.2: {{ a.error }} %, `m=1`, ![x](f-3.svg)", []),
+        ('{% set ok = check(a < 0.5) %}{# 3 #}<details markdown="1">{{ span(a, 2) }}', []),
+        ("The error is 21.3 %.", ["21.3"]),
+        ("0.1 is better than 0.2", ["0.1", "0.2"]),
+        ("better by two to three points", ["two to three points"]),
+        ("a third of the images", ["third of the images"]),
+        ('{{ 21.3 }} and {{ "21.3" }} and {{ -(3) }}', ["{{ 21.3 }}", '{{ "21.3" }}', "{{ -(3) }}"]),
+    ],
+)
+def test_a_number_that_is_typed_into_a_template_is_found(template, typed):
+    assert typed_numbers(template) == typed
+
+
+def test_no_number_of_the_results_is_typed_by_hand():
+    assert typed_numbers((ROOT / "docs/results.md.jinja").read_text()) == []
+
+
+def test_no_page_or_table_is_stale(results):
     for path, text in results.texts().items():
         assert path.read_text() == text, f"{path.name} is not what results/ says: run `make results`"
 

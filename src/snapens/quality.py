@@ -6,6 +6,7 @@ Outputs are read in blocks of examples, so that the float64 probabilities of all
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import exp, lgamma, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,40 @@ class Answers:
         ece = metrics.calibration_error(self.confidence, ~self.wrong)
         columns = zip(self.wrong.mean(-1), self.nll.mean(-1), ece, strict=True)
         return tuple(Score(*map(float, column)) for column in columns)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One error minus another on the same examples: how many only the first gets wrong, how many only the other."""
+
+    more: int
+    fewer: int
+    examples: int
+
+    @classmethod
+    def of(cls, wrong: NDArray[np.bool_], other: NDArray[np.bool_]) -> "Difference":
+        """How much more often the first is wrong than the other."""
+        return cls(int((wrong & ~other).sum()), int((other & ~wrong).sum()), len(wrong))
+
+    @property
+    def value(self) -> float:
+        """A fraction of the examples."""
+        return (self.more - self.fewer) / self.examples
+
+    @property
+    def standard_error(self) -> float:
+        """The paired standard error of the value."""
+        return sqrt(((self.more + self.fewer) / self.examples - self.value**2) / self.examples)
+
+    @property
+    def chance(self) -> float:
+        """The p-value of McNemar's exact test, one-sided: the chance of at least `more` if both were equally good."""
+        n = self.more + self.fewer
+        logs = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) - n * log(2) for k in range(self.more, n + 1))
+        return min(1.0, sum(map(exp, logs)))
+
+    def __neg__(self) -> "Difference":
+        return Difference(self.fewer, self.more, self.examples)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,15 @@ def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_th
     assert combination.temperature > 1.2  # the scores are doubled
     assert 0 < combination.exit_threshold < 1
 
+    assert main(["combine", str(folder), "--members", "2", "--exit-loss", "1", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["combination"]["temperature"] == combination.temperature
+    assert (found["run"], found["examples"]) == (str(folder), 400)
+    assert [gain["choice"] for gain in found["gains"]] == ["temperature", "members", "exit_threshold"]
+    for gain in found["gains"]:
+        named = f"{gain['nll']:.4f}  {gain['nll_gain']['mean']:+.4f} ± {gain['nll_gain']['standard_error']:.4f}"
+        assert named in shown
+
     assert main(["evaluate", str(folder), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["part"], list(found["predictors"])) == ("test", ["last snapshot", "mean of 3", "combination.json"])

@@ -32,9 +32,9 @@ def recorded(tmp_path, monkeypatch):
 
 def test_a_finished_run_enters_the_ledger_and_the_list_shows_it(recorded, capsys):
     assert main(["paper", "record", "run", "--commit", "3f2a91c"]) == 0
-    [path] = Path("results").glob("*.json")
+    [path] = Path("results").glob("*-seed3.json")
     said = capsys.readouterr()
-    assert said.out == f"{path}\n"
+    assert said.out == f"{path}\nresults/differences.json\n"
     assert said.err == "run: commit not verified: the log of the run or git does not have it\n"
     assert json.loads(path.read_text())["origin"]["commit"] == "3f2a91c"
     assert main(["paper", "list"]) == 0
@@ -48,7 +48,10 @@ def test_outside_a_clone_a_run_is_recorded_only_in_a_ledger_that_is_named(record
     assert "got results, which does not exist here: the ledger of snapens is the folder" in capsys.readouterr().err
     assert not Path("results").exists()
     assert main(["paper", "record", "run", "--commit", "3f2a91c", "--ledger", "mine"]) == 0
-    assert len(list(Path("mine").iterdir())) == 1
+    assert {path.name for path in Path("mine").iterdir()} == {
+        "wrn32-cifar100-snapshot-0.2-seed3.json",
+        "differences.json",
+    }
 
 
 def test_a_run_outside_the_paper_is_recorded_too(recorded, tmp_path, capsys):

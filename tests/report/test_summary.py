@@ -16,8 +16,8 @@ from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.lab.recipe import CrossEntropy, Distillation, Recipe, Teacher
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
+from snapens.quality import Difference
 from snapens.report.comparison import _names
-from snapens.report.evidence import Difference
 from snapens.report.summary import summarise
 
 

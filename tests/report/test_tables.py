@@ -252,6 +252,8 @@ def test_a_readme_is_updated_between_its_markers_and_a_stale_one_is_seen():
     updated = readme.update(text, "new")
     assert updated == f"# Title\n\n{readme.BEGIN}\n\nnew\n\n{readme.END}\n\nThe end.\n"
     assert readme.update(updated, "new") == updated
+    both = f"{updated}<!-- other: begin (made from the ledger; do not edit) -->\n<!-- other: end -->\n"
+    assert readme.update(both, "more", "other") == both.replace("-->\n<!-- other", "-->\n\nmore\n\n<!-- other")
 
 
 @pytest.mark.parametrize(

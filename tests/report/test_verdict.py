@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from snapens.lab.records.curves import Line
+from snapens.quality import Difference
 from snapens.report.basis import basis
-from snapens.report.evidence import Difference, Evidence
+from snapens.report.evidence import Evidence
 from snapens.report.verdict import FLAT_POINTS, FLAT_SHARE, SAME_ANSWERS, STILL_IMPROVING, verdict
 
 

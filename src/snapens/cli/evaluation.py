@@ -44,6 +44,8 @@ class Combine:
     """Leave the probabilities as they are."""
     part: str = "held_out"
     """The name under which the outputs were saved."""
+    format: Literal["table", "json"] = "table"
+    """json: all numbers, and the combination."""
 
     def __call__(self) -> int:
         """Print what each choice gains, and store the combination."""
@@ -59,9 +61,12 @@ class Combine:
             "temperature": not self.no_temperature,
             "exit_loss": None if self.no_exit else self.exit_loss / 100,
         }
-        combination = combine.fit(outputs, **options)
-        _show_gains(outputs, combine.gains(outputs, **options))
+        combination, gains = combine.fit(outputs, **options), combine.gains(outputs, **options)
         combination.save(self.run)
+        if self.format == "json":
+            sys.stdout.write(_gains_as_json(self.run, outputs, combination, gains) + "\n")
+            return 0
+        _show_gains(outputs, gains)
         console = Console(highlight=False)
         console.print(
             f"\n{in_words(combination, len(outputs.members))}\n{self.run / 'combination.json'}", soft_wrap=True
@@ -181,6 +186,13 @@ def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
             f"{gain.used:.2f}",
         )
     Console(highlight=False).print(table)
+
+
+def _gains_as_json(path: Path, outputs: "Outputs", combination: "Combination", gains: "Sequence[Gain]") -> str:
+    content = {"run": str(path), "examples": len(outputs.labels), "combination": asdict(combination)}
+    differences = [{name: getattr(gain, name)._asdict() for name in ("nll_gain", "error_gain")} for gain in gains]
+    rows = [{**vars(gain), **found} for gain, found in zip(gains, differences, strict=True)]
+    return json.dumps({**content, "gains": rows}, indent=1, allow_nan=False)
 
 
 def _show(title: str, found: "dict[str, Evaluation]", classes: list[str]) -> None:

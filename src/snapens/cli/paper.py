@@ -86,10 +86,10 @@ class PaperRun:
 
 @dataclass(frozen=True)
 class PaperRecord:
-    """Add finished runs to the ledger; a cell of several seeds needs all of its runs."""
+    """Add finished runs to the ledger, and the differences between them."""
 
     runs: Runs
-    """Run folders of any recipe."""
+    """Run folders of any recipe. A cell of several seeds needs all of its runs in one call."""
     commit: str
     """The git commit of the code that trained the runs."""
     ledger: Path = LEDGER
@@ -99,7 +99,7 @@ class PaperRecord:
 
     def __call__(self) -> int:
         """Print the paths of the entries."""
-        from ..lab.paper import ledger
+        from ..lab.paper import differences, ledger
         from ..lab.records.run import Run
 
         _require_here(self.ledger)
@@ -116,6 +116,7 @@ class PaperRecord:
                 sys.stderr.write(f"{run.path}: commit not verified: the log of the run or git does not have it\n")
         for path in ledger.record_together(runs, self.ledger, overwrite=self.overwrite):
             sys.stdout.write(f"{path}\n")
+        sys.stdout.write(f"{differences.record(runs, self.ledger, overwrite=self.overwrite)}\n")
         return 0
 
 

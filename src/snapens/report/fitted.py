@@ -8,9 +8,8 @@ from ..errors import ArgumentError, DamagedError
 from ..lab.records.run import Run
 from ..outputs import Outputs
 from ..prediction import Prediction
-from ..quality import Quality, Score
+from ..quality import Difference, Quality, Score
 from ..storage import durable
-from .evidence import Difference
 
 log = logging.getLogger("snapens")
 

@@ -6,11 +6,10 @@ from typing import Any, Literal, get_args
 
 from ..lab.recipe.value import unknown
 from ..lab.records.run import Run
-from ..quality import THRESHOLDS, Score
+from ..quality import THRESHOLDS, Difference, Score
 from ..storage import durable, jsonfile
 from . import page_charts
 from .account import Account
-from .evidence import Difference
 from .formats import csv_lines
 from .summary import Summary, summarise
 

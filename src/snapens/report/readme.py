@@ -31,12 +31,13 @@ def results(entries: Entries) -> str:
     return "\n".join(map(markdown_row, rows)) if len(rows) > 2 else "Nothing has been measured yet."
 
 
-def update(text: str, block: str) -> str:
-    """A text in which the part between the two markers is replaced."""
-    begin, end = text.find(BEGIN), text.find(END)
-    if not (text.count(BEGIN) == text.count(END) == 1 and begin < end):
-        raise ArgumentError(f"text must have the lines {BEGIN} and {END}, once each and in this order: add them")
-    return f"{text[: begin + len(BEGIN)]}\n\n{block}\n\n{text[end:]}"
+def update(text: str, block: str, name: str = "results") -> str:
+    """A text in which the part between the two markers with a name is replaced."""
+    first, last = (mark.replace("results", name) for mark in (BEGIN, END))
+    begin, end = text.find(first), text.find(last)
+    if not (text.count(first) == text.count(last) == 1 and begin < end):
+        raise ArgumentError(f"text must have the lines {first} and {last}, once each and in this order: add them")
+    return f"{text[: begin + len(first)]}\n\n{block}\n\n{text[end:]}"
 
 
 def _row(value: Value, hardware: list[str]) -> list[str]:

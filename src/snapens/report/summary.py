@@ -9,13 +9,12 @@ from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import look_up
 from ..lab.records.run import Run
 from ..lab.records.runs import require_same_test, same_data
-from ..quality import Quality
+from ..quality import Difference, Quality
 from ..storage import parts
 from .account import Account, Part
 from .basis import basis
 from .comparison import Method, compare
 from .details import Details
-from .evidence import Difference
 from .verdict import Finding, relation, verdict
 
 log = logging.getLogger("snapens")

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from ..quality import Difference
 from .basis import FEW_EXAMPLES
-from .evidence import Difference, Evidence
+from .evidence import Evidence
 
 CHANCE = 0.025
 """The largest p-value of a significant difference; it is divided among several comparisons for one finding."""

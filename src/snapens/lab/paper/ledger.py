@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # reading the ledger does not import torch
 
 Entries = Mapping[str, Entry | Joint]
 
+DIFFERENCES = "differences.json"
+"""The one file of a ledger that is no entry."""
+
 _FORMAT = 2  # 1 had flat recipes
 _KINDS: dict[str, type[Entry] | type[Joint]] = {"run": Entry, "runs together": Joint}
 
@@ -150,7 +153,7 @@ def _keep(entry: Entry | Joint, folder: Path, overwrite: bool) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in durable.listed(folder) if path.suffix == ".json"]
+    return [path for path in durable.listed(folder) if path.suffix == ".json" and path.name != DIFFERENCES]
 
 
 def _read(path: Path) -> Entry | Joint | None:

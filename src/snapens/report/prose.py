@@ -1,0 +1,250 @@
+"""The numbers of the ledger as text: what a template of the documentation may use in its sentences and tables.
+
+A number that is typed into a page says nothing about its origin and is not updated. So a template names it:
+`{{ wide.single.error }}` is an error in percent, `{{ wide["snapshot-0.2"] - wide.single }}` a paired difference.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import ArgumentError
+from ..extras import package
+from ..lab.paper import cells as paper
+from ..lab.paper import differences, ledger
+from ..lab.paper.entry import Entry, Exit
+
+SEED = 0
+"""The seed whose runs the sentences are about; tables show all seeds."""
+CONFIDENCE = 0.9
+"""At which the early exit of the page stops."""
+_STANDARD_ERRORS = 2.0  # of a clear difference
+
+
+@dataclass(frozen=True)
+class Change:
+    """One test error minus another, in percentage points."""
+
+    points: float
+    standard_error: float | None
+    """Paired; None if the outputs of both runs were never available together."""
+    published: str
+    """The same difference in the paper, or a dash."""
+
+    def __str__(self) -> str:
+        return signed(self.points) + ("" if self.standard_error is None else f" ± {self.standard_error:.2f}")
+
+    @property
+    def gain(self) -> float:
+        """By how many points the first error is lower."""
+        return -self.points
+
+    @property
+    def size(self) -> str:
+        """Without the sign, for sentences that state the direction and `check` it."""
+        return str(self)[1:]
+
+    @property
+    def lower(self) -> bool:
+        """Whether the first error is clearly lower: by more than two standard errors."""
+        return self.points < -self._noise
+
+    @property
+    def higher(self) -> bool:
+        """Whether the first error is clearly higher."""
+        return self.points > self._noise
+
+    @property
+    def unclear(self) -> bool:
+        """Whether the first error is neither clearly lower nor clearly higher."""
+        return not (self.lower or self.higher)
+
+    @property
+    def _noise(self) -> float:
+        if self.standard_error is None:
+            raise ArgumentError(
+                f"a statement about the difference {self} must have a standard error, got none: "
+                "record its runs in one call of `snapens paper record`"
+            )
+        return _STANDARD_ERRORS * self.standard_error
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The last snapshot of a run of the ledger, or all its snapshots together."""
+
+    entry: Entry
+    members: str
+    """`last` or `ensemble`."""
+    published_percent: float | None
+    paired: differences.Differences
+
+    def __sub__(self, other: "Measured") -> Change:
+        one, two = (f"{measured.entry.name} {measured.members}" for measured in (self, other))
+        found = differences.between(one, two, self.paired)
+        published = None
+        if self.published_percent is not None and other.published_percent is not None:
+            published = self.published_percent - other.published_percent
+        error = None if found is None else found.standard_error
+        return Change(self.percent - other.percent, error, "–" if published is None else signed(published))
+
+    @property
+    def last(self) -> "Measured":
+        """The last snapshot alone."""
+        return replace(self, members="last", published_percent=None)
+
+    @property
+    def ensemble(self) -> "Measured":
+        """All snapshots together."""
+        return replace(self, members="ensemble", published_percent=None)
+
+    @property
+    def percent(self) -> float:
+        """The test error."""
+        return self.entry.last_percent[self._index]
+
+    @property
+    def error(self) -> str:
+        """The test error in percent."""
+        return f"{self.percent:.2f}"
+
+    @property
+    def over_paper(self) -> float:
+        """Our error minus the published one, in points."""
+        if self.published_percent is None:
+            raise ArgumentError(f"{self.entry.name} must have a published error, got none: name a cell of the paper")
+        return self.percent - self.published_percent
+
+    @property
+    def nll(self) -> str:
+        """The negative log-likelihood in nats."""
+        return f"{self.entry.last_nll[self._index]:.3f}"
+
+    @property
+    def ece(self) -> str:
+        """The expected calibration error in percent."""
+        return f"{100 * self.entry.last_ece[self._index]:.1f}"
+
+    @property
+    def test_images(self) -> str:
+        """The number of test images."""
+        return f"{self.entry.test_images:,}"
+
+    @property
+    def budget(self) -> str:
+        """The epochs and the snapshots of the run."""
+        return f"{self.entry.recipe.budget.epochs} epochs, {self.entry.recipe.method.cycles} snapshots"
+
+    @property
+    def sizes(self) -> str:
+        """The errors of the last m snapshots, m = 1 … M, in percent."""
+        return ", ".join(f"{percent:.2f}" for percent in self.entry.last_percent)
+
+    @property
+    def over_best(self) -> float:
+        """The error of all snapshots together minus that of the best m, in points."""
+        return self.entry.last_percent[-1] - min(self.entry.last_percent)
+
+    @property
+    def neighbours(self) -> list[float]:
+        """The share of test images, in percent, on which each snapshot and the next predict different classes."""
+        return [100 * row[k + 1] for k, row in enumerate(self.entry.disagreement[:-1])]
+
+    @property
+    def rises(self) -> list[float]:
+        """How far the error between each earlier snapshot and the last rises, in points; empty if not measured."""
+        return [line.bump_points for line in self.entry.between.lines] if self.entry.between else []
+
+    @property
+    def peaks(self) -> list[float]:
+        """The highest error on each of these lines with BatchNorm statistics interpolated, in percent."""
+        return [max(line.interpolated_percent) for line in self.entry.between.lines] if self.entry.between else []
+
+    @property
+    def end_changes(self) -> list[float]:
+        """What re-estimating BatchNorm statistics adds to the errors at both ends of each line, in points."""
+        lines = self.entry.between.lines if self.entry.between else ()
+        return [line.estimated_percent[k] - line.interpolated_percent[k] for line in lines for k in (0, -1)]
+
+    @property
+    def early(self) -> Exit:
+        """Early exit at a confidence of CONFIDENCE."""
+        return next(found for found in self.entry.early_exit if found.threshold == CONFIDENCE)
+
+    @property
+    def early_loss(self) -> float:
+        """By how many points early exit raises the error of all snapshots together."""
+        return self.early.error_percent - self.entry.last_percent[-1]
+
+    @property
+    def _index(self) -> int:
+        return 0 if self.members == "last" else -1
+
+
+def rendered(template: str, folder: Path, **values: object) -> str:
+    """A template of the documentation with the numbers of a ledger; `values` are further names that it may use."""
+    entries, paired = ledger.entries(folder), differences.read(folder)
+
+    def measured(network: str, dataset: str) -> dict[str, Measured]:
+        """What is measured of a network on a data set, by the methods of Table 1."""
+        found = {}
+        for cell in paper.cells():
+            entry = entries.get(paper.run_name(replace(cell.recipe, seed=SEED)))
+            if (cell.network, cell.dataset, cell.where) == (network, dataset, "table 1") and isinstance(entry, Entry):
+                members = "last" if cell.reads == "last" else "ensemble"
+                found[cell.method] = Measured(entry, members, cell.published_percent, paired)
+        return found
+
+    jinja = package("jinja2", "report")
+    look = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = jinja.Environment(autoescape=False, undefined=jinja.StrictUndefined, **look)
+    vocabulary = {"measured": measured, "span": span, "decimal": decimal, "check": check, "confidence": CONFIDENCE}
+    environment.globals |= {**vocabulary, **values}
+    text: str = environment.from_string(template).render()
+    return text
+
+
+def signed(points: float) -> str:
+    """A difference with its sign and two decimals.
+
+    Examples:
+        >>> signed(-0.444), signed(0.5), signed(-0.001)
+        ('−0.44', '+0.50', '+0.00')
+    """
+    return f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")
+
+
+def series(values: Iterable[float], decimals: int) -> str:
+    """Numbers in a row; a dash if there are none.
+
+    Examples:
+        >>> series([1.25, -0.04], 1), series([], 1)
+        ('1.2, 0.0', '–')
+    """
+    return ", ".join(decimal(value, decimals) for value in values) or "–"
+
+
+def span(values: Iterable[float], decimals: int) -> str:
+    """The lowest and the highest of some numbers.
+
+    Examples:
+        >>> span([2.6, 6.1, 3.0], 0), span([2, 2.01], 1)
+        ('3 to 6', '2.0')
+    """
+    found = list(values)
+    low, high = (decimal(value, decimals) for value in (min(found), max(found)))
+    return low if low == high else f"{low} to {high}"
+
+
+def check(*conditions: bool) -> str:
+    """Nothing, if all conditions hold that the next sentence states in words."""
+    if not all(conditions):
+        raise ArgumentError(
+            f"conditions must hold for the sentence after them, got {conditions}: rewrite this sentence of the template"
+        )
+    return ""
+
+
+def decimal(value: float, decimals: int) -> str:
+    """A number with so many decimals."""
+    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
