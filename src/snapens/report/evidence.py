@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the findings follow from. Errors are fractions; members are ordered oldest first, ensembles by m = 1 … M."""
+    """The basis of the findings. Errors are fractions; members are ordered oldest first, ensembles by m = 1 … M."""
 
     part: Part
     examples: int
