@@ -32,8 +32,8 @@ class Combine:
     run: Folder
     """A run folder with outputs for held-out examples."""
     members: str = "all"
-    """all; a number m: the last m; last: the last m with the lowest NLL; greedy: members and weights, selected one at a
-    time; drop-early: all except early members that raise the NLL."""
+    """all; a number m: the last m; last: the last m, with the m of the lowest NLL; greedy: members and weights,
+    selected one at a time; drop-early: all except early members that raise the NLL."""
     weights: Literal["equal", "simplex"] = "equal"
     """simplex: the weights with the lowest negative log-likelihood (NLL)."""
     exit_loss: float = 0.0
