@@ -1,4 +1,4 @@
-"""Fit a combination on held-out data: a calibrated temperature, and easy examples that stop after the first members."""
+"""Fit a combination on held-out data: a temperature for calibrated probabilities, and early exit for easy examples."""
 
 import tempfile
 from dataclasses import replace
@@ -19,7 +19,7 @@ def spirals(examples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 torch.manual_seed(0)
-x, y = spirals(300, seed=0)  # few enough that the network becomes too confident
+x, y = spirals(300, seed=0)  # so few that the network becomes too confident
 held_out, test = [spirals(1000, seed=1)], [spirals(2000, seed=2)]  # lists of batches, as loaders are
 model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
@@ -50,4 +50,4 @@ for name, combination in (
     found = Prediction.of(test_outputs, combination)
     error, nll, used = found.score.error, found.score.nll, found.used.mean()
     print(f"{name}: test error {error:.1%}, NLL {nll:.3f}, {used:.1f} members per example")
-assert torch.equal(ensemble.predict(test).argmax(-1), torch.from_numpy(found.choice))  # the module does the same
+assert torch.equal(ensemble.predict(test).argmax(-1), torch.from_numpy(found.choice))  # the ensemble predicts the same

@@ -1,4 +1,4 @@
-"""Predict fast: BatchNorm folded, CUDA graphs on a GPU, and easy images stop after the first members."""
+"""Predict fast: folded BatchNorm, CUDA graphs on a GPU, and early exit for easy images."""
 
 from dataclasses import replace
 
@@ -35,9 +35,9 @@ for _ in range(90):
     ensembler.step()
 
 ensemble = ensembler.ensemble()
-ensemble.combination = replace(ensemble.combination, exit_threshold=0.95)  # combine.fit finds one on held-out data
+ensemble.combination = replace(ensemble.combination, exit_threshold=0.95)  # combine.fit fits one on held-out data
 x, y = images(2000)
-predictor = Predictor(ensemble, x[:2])  # an example shows the shape of the inputs
+predictor = Predictor(ensemble, x[:2])  # the example defines the shape of the inputs
 found = predictor(x)  # probabilities (images, classes), and the members used for each image
 error = (found.probabilities.argmax(1).cpu() != y).float().mean()
 print(f"test error {error:.1%} with {found.members_used.float().mean():.2f} of 3 members per image")

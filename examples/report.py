@@ -1,4 +1,4 @@
-"""The report of a loop of your own: save what each snapshot predicts, then `snapens report FOLDER` needs no recipe."""
+"""A report about a loop of your own: save the predictions of each snapshot, then run `snapens report FOLDER`."""
 
 import tempfile
 
@@ -32,5 +32,5 @@ for _ in range(schedule.total_steps):
 ensemble = ensembler.ensemble()
 held_out = ensemble.outputs([rings(1000, seed=1)]).save(folder, part="held_out")
 ensemble.outputs([rings(1000, seed=2)]).save(folder, part="test")
-combine.fit(held_out).save(folder)  # the report shows it
+combine.fit(held_out).save(folder)  # the report shows the combination
 print(f"snapens report {folder}")

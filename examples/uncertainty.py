@@ -1,4 +1,4 @@
-"""Beyond a class: when a prediction is uncertain, sets of classes, and whether the weights can be averaged."""
+"""Uncertain predictions, out-of-distribution inputs, prediction sets, and one network with averaged weights."""
 
 import torch
 from torch import nn
@@ -44,9 +44,9 @@ detected = out_of_distribution(found, Prediction.of(ensemble.outputs(other), com
 print(f"AUROC of other inputs: entropy {detected.entropy:.2f}, mutual information {detected.mutual_information:.2f}")
 
 sets = combine.ConformalSets.fit(on_held_out, combination, coverage=0.9)
-print(f"sets of classes for a coverage of 0.9: measured coverage {sets.measured_coverage(on_test):.3f}")
+print(f"prediction sets for a coverage of 0.9: measured coverage {sets.measured_coverage(on_test):.3f}")
 
-try:  # one network with averaged weights predicts at the cost of one, where it is possible
+try:  # one network with averaged weights, if the error barrier is low enough
     soup = Soups(model, ensembler.snapshots, held_out=held_out).greedy()
     print(f"soup of the snapshots {soup.members}: held-out error {soup.error:.1%}")
 except BarrierError as error:

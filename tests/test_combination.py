@@ -41,9 +41,9 @@ def test_the_last_m_members_have_equal_weights_and_no_exit():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, r"members must be at least one \(run, step\), or newest at least 1 instead, got members=\(\)"),
-        ({"newest": 0}, "newest at least 1 instead, got .* newest=0"),
-        ({"newest": 1, "members": ((RUN, 4),)}, "newest at least 1 instead"),
+        ({}, r"members must have at least one \(run, step\), or newest must be at least 1 instead, got members=\(\)"),
+        ({"newest": 0}, "newest must be at least 1 instead, got .* newest=0"),
+        ({"newest": 1, "members": ((RUN, 4),)}, "newest must be at least 1 instead"),
         ({"members": ((RUN, 4), (RUN, 4))}, "members must be distinct, .*: use weights"),
         ({"members": ((RUN, 0),)}, "a step of at least 1"),
         ({"members": (("", 4),)}, "the name of a run"),
@@ -54,8 +54,11 @@ def test_the_last_m_members_have_equal_weights_and_no_exit():
         ({"members": TWO, "weights": (0.0, 0.0)}, "not all 0"),
         ({"newest": 2, "temperature": 0.0}, r"temperature must be a finite number greater than 0, got 0\.0"),
         ({"newest": 2, "temperature": float("inf")}, "temperature must be a finite number"),
-        ({"newest": 2, "exit_threshold": 0.0}, r"exit_threshold must be between 0 and 1, or None, got 0\.0"),
-        ({"newest": 2, "exit_threshold": 1.5}, "exit_threshold must be between 0 and 1"),
+        (
+            {"newest": 2, "exit_threshold": 0.0},
+            r"exit_threshold must be greater than 0 and at most 1, or None, got 0\.0",
+        ),
+        ({"newest": 2, "exit_threshold": 1.5}, "exit_threshold must be greater than 0 and at most 1"),
     ],
 )
 def test_a_combination_that_breaks_a_rule_is_rejected(values, message):

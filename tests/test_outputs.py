@@ -87,11 +87,14 @@ def test_a_part_with_other_labels_or_classes_is_not_mixed_with_the_one_that_is_t
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"members": (("a", 4),)}, r"float16 of shape \(1 members, examples, classes\), got float16 of \(2, 4, 3\)"),
+        (
+            {"members": (("a", 4),)},
+            r"float16 of shape \(1 members, examples, classes\), got float16 of shape \(2, 4, 3\)",
+        ),
         ({"log_probabilities": np.zeros((2, 4, 3))}, "float16 of shape .* got float64"),
         ({"log_probabilities": np.zeros((2, 4), np.float16)}, "got float16 of"),
         ({"log_probabilities": np.zeros((2, 0, 3), np.float16)}, "got float16 of"),
-        ({"log_probabilities": np.full((2, 4, 3), np.nan, np.float16)}, "must not be NaN"),
+        ({"log_probabilities": np.full((2, 4, 3), np.nan, np.float16)}, "must not contain NaN"),
         ({"log_probabilities": np.full((2, 4, 3), -np.inf, np.float16)}, "nor -inf for all classes"),
         (
             {"labels": LABELS[:3]},

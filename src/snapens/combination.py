@@ -17,8 +17,8 @@ Member = tuple[str, int]
 class Combination:
     """Which members are averaged, with which weights, at which temperature, and when a prediction may stop early.
 
-    - `members`: (run, step) of each snapshot, evaluated from the last to the first; or, instead, `newest`: use this
-      many of the last members of each run.
+    - `members`: (run, step) of each snapshot, evaluated from the last to the first; or, instead, `newest`: the
+      number of the last members of each run to use.
     - `weights`: one per entry of `members`; empty for equal weights.
     - `temperature`: the logarithm of the mean is divided by it, followed by a softmax.
     - `exit_threshold`: a prediction stops when the largest probability of the mean of the members evaluated so far
@@ -43,7 +43,7 @@ class Combination:
         count = len(self.members)
         if (self.newest is None) is (not self.members) or (self.newest is not None and self.newest < 1):
             raise ArgumentError(
-                f"members must be at least one (run, step), or newest at least 1 instead, "
+                f"members must have at least one (run, step), or newest must be at least 1 instead, "
                 f"got members={self.members} and newest={self.newest}"
             )
         if len(set(self.members)) != len(self.members):
@@ -62,7 +62,9 @@ class Combination:
         if not 0 < self.temperature < math.inf:
             raise ArgumentError(f"temperature must be a finite number greater than 0, got {self.temperature}")
         if self.exit_threshold is not None and not 0 < self.exit_threshold <= 1:
-            raise ArgumentError(f"exit_threshold must be between 0 and 1, or None, got {self.exit_threshold}")
+            raise ArgumentError(
+                f"exit_threshold must be greater than 0 and at most 1, or None, got {self.exit_threshold}"
+            )
 
     @classmethod
     def last(cls, m: int) -> "Combination":
@@ -99,7 +101,7 @@ class Combination:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The weight of each entry of `members`, which is 1 where no weights are given."""
+        """The weight of each entry of `members`; 1 for each if no weights are given."""
         return self.weights or (1.0,) * len(self.members)
 
     def save(self, folder: str | PathLike[str]) -> None:

@@ -17,8 +17,8 @@ from .quality import Quality
 class Outputs:
     """Log-probabilities (members, examples, classes) in float16, oldest member first, with the labels (examples,).
 
-    `members` are the (run, step) of each. A run folder stores outputs by `part`: the lab writes "test" and "held_out";
-    other plain names are possible. Outputs that were neither saved nor loaded have no part.
+    `members` lists the (run, step) of each member. A run folder stores outputs by `part`: the lab writes "test" and
+    "held_out"; other plain names are possible. Outputs that were neither saved nor loaded have no part.
 
     Examples:
         >>> probabilities = [[[0.9, 0.1]], [[0.4, 0.6]]]  # two members, one example, two classes
@@ -39,10 +39,12 @@ class Outputs:
         if found.dtype != np.float16 or found.ndim != 3 or 0 in found.shape or len(found) != len(self.members):
             raise ArgumentError(
                 f"log_probabilities must be float16 of shape ({len(self.members)} members, examples, classes), "
-                f"got {found.dtype} of {found.shape}"
+                f"got {found.dtype} of shape {found.shape}"
             )
         if not np.isfinite(found.max(-1)).all():
-            raise ArgumentError("log_probabilities must not be NaN, nor -inf for all classes of an example")
+            raise ArgumentError(
+                "log_probabilities must not contain NaN, nor -inf for all classes of an example: check the scores"
+            )
         classes = found.shape[-1]
         if (
             labels.dtype != np.int64
@@ -66,9 +68,9 @@ class Outputs:
             raise DamagedError(f"{folder} must contain unaltered outputs, got {error}: restore them") from error
 
     def save(self, folder: str | PathLike[str], part: str) -> "Outputs":
-        """Store these outputs as a part of the run folder with their snapshots, and replace that part if it exists.
+        """Store these outputs as a part of the run folder of their snapshots; an existing part is replaced.
 
-        They must be those of every snapshot of the run. Returns them with the name of the part.
+        Every snapshot of the run must be a member. Returns the outputs with the name of the part.
         """
         from .storage import parts
 

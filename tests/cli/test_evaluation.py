@@ -120,6 +120,6 @@ def test_one_of_several_parts_must_be_chosen_if_none_is_the_test_part(folder, ca
     outputs(folder, 0, part="a")
     outputs(folder, 0, part="b")
     assert main(["evaluate", str(folder)]) == 2
-    assert "part must be one of a, b: choose one with --part" in capsys.readouterr().err
+    assert "part must be one of a, b, got none: choose one with --part" in capsys.readouterr().err
     assert main(["evaluate", str(folder / "none")]) == 2
     assert "must be a folder that holds manifest.json" in capsys.readouterr().err

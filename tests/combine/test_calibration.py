@@ -141,10 +141,10 @@ def test_bad_arguments_are_rejected(make_outputs):
         calibrated_log_likelihood(make_outputs(examples=1))
     with pytest.raises(ArgumentError, match="got 60 and 0"):
         calibrated_log_likelihood(make_outputs(), splits=0)
-    with pytest.raises(ArgumentError, match="networks must be at least one Outputs"):
+    with pytest.raises(ArgumentError, match="networks must be Outputs, at least one"):
         deep_ensemble_equivalent(make_outputs(), [])
-    with pytest.raises(ArgumentError, match="with the same classes and labels as outputs, got 1"):
+    with pytest.raises(ArgumentError, match="with the classes and labels of outputs, got 1"):
         deep_ensemble_equivalent(make_outputs(), [make_outputs(seed=1)])
     outputs, wider = make_outputs(), make_outputs(classes=6)
-    with pytest.raises(ArgumentError, match="with the same classes and labels"):
+    with pytest.raises(ArgumentError, match="with the classes and labels of outputs"):
         deep_ensemble_equivalent(outputs, [replace(wider, labels=outputs.labels)])

@@ -151,10 +151,10 @@ class Pair(nn.Module):
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: average([]), ArgumentError, "states must be at least one state dict, got none"),
+        (lambda: average([]), ArgumentError, "states must contain at least one state dict, got none"),
         (lambda: average([STATES[0], {"w": torch.ones(1)}]), MismatchError, "got extra w; missing weight"),
-        (lambda: of([]), ArgumentError, "snapshots must be at least one snapshot or state dict"),
-        (lambda: of(Snapshots()), ArgumentError, "snapshots must be at least one snapshot or state dict"),
+        (lambda: of([]), ArgumentError, "snapshots must contain at least one snapshot or state dict"),
+        (lambda: of(Snapshots()), ArgumentError, "snapshots must contain at least one snapshot or state dict"),
         (lambda: of(STATES, held_out=iter(HELD_OUT)), ArgumentError, "held_out must be batches that can be read"),
         (lambda: of(STATES, training=iter(HELD_OUT)), ArgumentError, "training must be batches that can be read"),
         (lambda: of(STATES, held_out=torch.eye(4)), ArgumentError, "got Tensor: pass a DataLoader or a list"),

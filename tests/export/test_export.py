@@ -361,7 +361,7 @@ def test_the_card_states_members_combination_quality_inputs_and_hash(tmp_path):
         "- Members: 3 snapshots of 1 training run",
         "- Step × weight of each member, oldest first: 4 × 1, 8 × 1, 12 × 3",
         "then the temperature 0.5",
-        "exit threshold 0.9, which this file does not use",
+        "exit threshold 0.9. This file does not use it",
         "| input | `input` | float32 | (batch, 5) |",
         "| output | `probabilities` | float32 | (batch, 2) |",
         "five numbers between 0 and 1",
@@ -417,7 +417,9 @@ class Fixed(nn.Linear):
 @pytest.mark.parametrize("kind", [Branches, Fixed])
 def test_a_model_that_cannot_be_traced_for_every_batch_is_rejected(kind, tmp_path):
     ensemble, _ = ensemble_of(lambda: kind(5, 2))
-    with pytest.raises(ExportError, match=r"model must be traceable by torch.export with a free batch size, got \w+:"):
+    with pytest.raises(
+        ExportError, match=r"model must be traceable by torch.export with a dynamic batch size, got \w+:"
+    ):
         to_onnx(ensemble, torch.randn(2, 5), tmp_path / "e.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -430,7 +432,7 @@ class Bessel(nn.Linear):
 def test_an_operator_that_onnx_lacks_is_an_error_of_our_own(tmp_path):
     ensemble, _ = ensemble_of(lambda: Bessel(5, 2))
     with pytest.raises(
-        ExportError, match=r"model must consist of operators that ONNX has, .*bessel_j0.*use to_program"
+        ExportError, match=r"model must consist of operators that ONNX supports, .*bessel_j0.*use to_program"
     ):
         to_onnx(ensemble, torch.randn(2, 5), tmp_path / "e.onnx")
 

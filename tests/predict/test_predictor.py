@@ -192,7 +192,7 @@ def test_a_streamed_ensemble_is_rejected():
     ensemble = ensemble_of(Residual)
     streamed = Ensemble([*ensemble._runs.values()], Residual(), resident=False)
     with pytest.raises(
-        ArgumentError, match="must have resident members, got a streamed one: build it with resident=True"
+        ArgumentError, match="must have resident members, got resident=False: build it with resident=True"
     ):
         Predictor(streamed, X[:2])
 

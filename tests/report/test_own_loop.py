@@ -47,7 +47,7 @@ def test_a_page_says_what_it_cannot_know(tmp_path):
         "the names of the classes",
         "more snapshots were planned",
     ):
-        assert unknown in text.partition("So this report does not know:")[2]
+        assert unknown in text.partition("The following is therefore unknown:")[2]
     error = 100 * run.outputs().ensemble_errors[-1]
     assert f"Test error: {error:.2f} % instead of" in text
     assert 'save outputs with part="held_out" and write the report again' in text.replace("&#34;", '"')
@@ -71,7 +71,10 @@ def test_held_out_examples_alone_are_named_as_such(tmp_path):
     text = words(page.render([run]))
     error = 100 * run.outputs("held_out").ensemble_errors[-1]
     assert f"Held-out error: {error:.2f} % instead of" in text
-    assert "All numbers on this page are of held-out examples, because there are no outputs for test examples." in text
+    assert (
+        "All numbers on this page are measured on held-out examples, because there are no outputs for test examples."
+        in text
+    )
     assert "The findings, like all numbers on this page, are based on 120 held-out examples. You may use them" in text
     assert "held-out example " in text
     assert not re.search("[Tt]est (error|example [0-9])", text)
@@ -106,7 +109,7 @@ def test_several_loops_are_compared(tmp_path):
     summary = summarise(runs)
     assert (summary.focus.name, summary.methods) == ("a", ())
     text = words(page.render(runs))
-    assert "whether the examples themselves are equal is not known" in text
+    assert "it is unknown whether they have the same examples" in text
     for run in runs:
         assert f"{100 * run.outputs().ensemble_errors[-1]:.2f}" in text.partition("Each run")[2]
 

@@ -102,7 +102,7 @@ class Report:
     focus: Annotated[str | None, arg("NAME")] = None
     """The name of the run folder that the report is about. By default a Snapshot Ensemble with a matching baseline."""
     out: Place = None
-    """The page, a file that ends in .html, or the folder for the page or its parts. By default the first run folder."""
+    """The path of the page (.html), or a folder for the page or its parts. By default the first run folder."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
     """html: the page. Otherwise its parts: charts as png or svg, tables as csv or json."""
 

@@ -27,7 +27,7 @@ class Distill:
     network: Annotated[str | None, arg("NAME")] = None
     """The network of the student. By default that of the teacher."""
     last: Annotated[int | None, arg("INT")] = None
-    """The number of the teacher's last snapshots to use. By default its combination.json, or all snapshots."""
+    """The number of the teacher's last snapshots to use. By default those of its combination.json, or all."""
     share: float = 0.9
     """The share of the imitation in the loss; the rest is the cross-entropy with the labels."""
     temperature: float = 2.0

@@ -27,28 +27,28 @@ Folder = Annotated[Path, Positional, arg("RUN", "(required)")]
 
 @dataclass(frozen=True)
 class Combine:
-    """Fit on held-out examples how members are combined: combination.json."""
+    """Fit a combination of the members on held-out examples: combination.json."""
 
     run: Folder
     """A run folder with outputs for held-out examples."""
     members: str = "all"
-    """all; a number m, for the last m; last: the best m; greedy: the best members and weights, one at a time;
-    drop-early: without early members that make it worse."""
+    """all; a number m: the last m; last: the last m, with the m of the lowest NLL; greedy: members and weights,
+    selected one at a time; drop-early: all except early members that raise the NLL."""
     weights: Literal["equal", "simplex"] = "equal"
-    """simplex: the weights with the lowest negative log-likelihood."""
+    """simplex: the weights with the lowest negative log-likelihood (NLL)."""
     exit_loss: float = 0.0
     """Early exit may raise the error by this many percentage points; 0: not at all."""
     no_exit: Flag = False
     """Always evaluate all members."""
     no_temperature: Flag = False
-    """Leave the probabilities as they are."""
+    """Do not fit a temperature."""
     part: str = "held_out"
     """The name under which the outputs were saved."""
     format: Literal["table", "json"] = "table"
     """json: all numbers, and the combination."""
 
     def __call__(self) -> int:
-        """Print what each choice gains, and store the combination."""
+        """Print the gain of each choice, and store the combination."""
         from .. import combine
 
         if not math.isfinite(self.exit_loss) or not 0 <= self.exit_loss < 100:
@@ -81,9 +81,9 @@ class Evaluate:
     run: Folder
     """A run folder with outputs."""
     part: Annotated[str | None, arg("NAME")] = None
-    """The name under which the outputs were saved. By default test, or the only one."""
+    """The name under which the outputs were saved. By default test, or the only part."""
     baseline: Annotated[tuple[Path, ...], arg("[RUN ...]", "")] = ()
-    """Runs whose last snapshots are independent networks: how many of them are as good as this run?"""
+    """Runs whose last snapshots are independent networks; prints how many of them together are as good as this run."""
     format: Literal["table", "json"] = "table"
     """json: all numbers, including the error of each class."""
 
@@ -156,7 +156,7 @@ def _default_part(path: Path) -> str:
     if "test" in found or not found:
         return "test"
     if len(found) > 1:
-        raise ArgumentError(f"part must be one of {', '.join(found)}: choose one with --part")
+        raise ArgumentError(f"part must be one of {', '.join(found)}, got none: choose one with --part")
     return found[0]
 
 
@@ -173,7 +173,7 @@ def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
     names = ("choice", "error, %", "lower by", "NLL", "lower by", "members")
     table = Table(*(Column(name, no_wrap=True) for name in names), box=None, pad_edge=False)
     Console(highlight=False).print(
-        f"What each choice gains on {len(outputs.labels):,} held-out examples, fitted on one half and measured on the "
+        f"The gain of each choice on {len(outputs.labels):,} held-out examples, fitted on one half and measured on the "
         "other (± one paired standard error):\n"
     )
     for gain in gains:
@@ -203,13 +203,13 @@ def _show(title: str, found: "dict[str, Evaluation]", classes: list[str]) -> Non
         "error, %": lambda one: f"{100 * one.error:.2f}",
         "error of the most confident 80 %, %": lambda one: f"{100 * one.error_of_confident:.2f}",
         "NLL": lambda one: f"{one.nll:.4f}",
-        "calibrated likelihood, log": lambda one: f"{one.calibrated_log_likelihood:.4f}",
+        "calibrated log-likelihood": lambda one: f"{one.calibrated_log_likelihood:.4f}",
         "Brier score": lambda one: f"{one.brier:.4f}",
         "ECE, %": lambda one: f"{100 * one.ece:.2f}",
         "members used": lambda one: f"{one.mean_members:.2f}",
     }
     if first.equivalent is not None:
-        rows["equals … independent networks"] = lambda one: _networks(one.equivalent)
+        rows["equivalent independent networks"] = lambda one: _networks(one.equivalent)
     for name, shown in rows.items():
         table.add_row(name, *map(shown, found.values()))
     console.print(table)

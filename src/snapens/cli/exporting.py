@@ -29,13 +29,13 @@ class Export:
     format: Literal["onnx", "program"] = "onnx"
     """onnx: for onnxruntime and other runtimes; program: for PyTorch (torch.export)."""
     last: Annotated[int | None, arg("INT")] = None
-    """Use the last M snapshots with equal weights. By default combination.json, or all snapshots without it."""
+    """The number of the last snapshots to use, with equal weights. By default combination.json, or all snapshots."""
     prefixes: Flag = False
-    """Return the predictions of the newest 1, 2, … M snapshots, so that their number is chosen at run time."""
+    """Return the predictions of the newest 1, 2, … snapshots, so that their number can be chosen at run time."""
     raw_inputs: Flag = False
-    """Take raw examples (uint8 pixels, or rows of numbers): preprocessing becomes a part of the file."""
+    """Take raw examples (uint8 pixels, or rows of numbers); preprocessing becomes a part of the file."""
     tolerance: float = 1e-5
-    """The largest difference from the predictions of PyTorch."""
+    """The largest accepted difference from the predictions of PyTorch."""
 
     def __call__(self) -> int:
         """Write the file and its card, and print their paths."""

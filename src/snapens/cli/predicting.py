@@ -30,7 +30,7 @@ class Predict:
     run: Folder
     """The run folder. The data set is not needed."""
     files: Annotated[tuple[Path, ...], Positional, arg("FILE [FILE ...]", "(required)")]
-    """Image files or folders of them; for a run that was trained on a table, .csv or .npz files."""
+    """Image files, or folders of image files; for a run that was trained on a table, .csv or .npz files."""
     format: Literal["table", "csv", "json"] = "table"
     """table: for reading; csv or json: for other programs."""
     last: Annotated[int | None, arg("M")] = None
@@ -103,7 +103,7 @@ class _Predictor:
             yield {"file": name, "error": reason}
 
     def _say_size(self, chunk: "Chunk") -> None:
-        """Say once if small images have another size than those of the training."""
+        """Print a note, once, if small images have another size than the training images."""
         side = getattr(self._preprocessing, "size", None)
         others = [k for k, size in enumerate(chunk.sizes) if size != (side, side)]
         if others and not self._said_size:

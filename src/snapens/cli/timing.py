@@ -56,15 +56,15 @@ class BenchPredict:
     """Measure the time of a prediction: one model, an Ensemble, and a Predictor."""
 
     networks: Networks = _NETWORKS
-    """Names of networks, which get random weights. With --run, the network is that of the run."""
+    """Names of networks, with random weights. With --run, the network of the run is used."""
     run: Place = None
-    """A run folder, whose snapshots predict."""
+    """A run folder with the snapshots to use."""
     data: Place = None
-    """The folder with the data set of the run, whose test examples are predicted. By default random inputs."""
+    """The folder with the data set of the run, for its test examples. By default inputs are random."""
     threshold: Annotated[float | None, arg("FLOAT")] = None
     """The threshold of early exit. By default that of the run's combination.json."""
     members: int = 5
-    """The number of members, without --run."""
+    """The number of members; only without --run."""
     batches: tuple[int, ...] = (1, 32, 256, 1024)
     """The batch sizes to measure."""
     seconds: float = 1.0

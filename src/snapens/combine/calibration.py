@@ -65,7 +65,7 @@ def deep_ensemble_equivalent(
     """How many independent networks have the same calibrated log-likelihood as a combination, interpolated.
 
     The last member of each of `networks` is an independent network, evaluated on the same examples. The value of n
-    networks is the mean over groups of n that follow each other in a circle, so every network counts equally often.
+    networks is the mean over all groups of n consecutive networks, where the first follows the last.
     Zero networks predict all classes with equal probability. The result is infinite if the combination is better than
     all networks together.
     """
@@ -75,7 +75,7 @@ def deep_ensemble_equivalent(
         for other in networks
     ):
         raise ArgumentError(
-            f"networks must be at least one Outputs with the same classes and labels as outputs, got {len(networks)}: "
+            f"networks must be Outputs, at least one, with the classes and labels of outputs, got {len(networks)}: "
             "evaluate the independent networks on the same examples, in the same order"
         )
     count = len(networks)

@@ -24,13 +24,13 @@ class Evaluation:
     calibrated_log_likelihood: float
     """At the best temperature, fitted on the other half of the examples."""
     error_of_confident: float
-    """Of the 80 % of the examples with the highest confidence."""
+    """The error on the 80 % of the examples with the highest confidence."""
     mean_members: float
     """The number of members that are evaluated per example."""
     equivalent: float | None
     """The number of independent networks with the same calibrated log-likelihood, if some were given."""
     class_errors: tuple[float | None, ...]
-    """Of each class; None for a class without examples."""
+    """The error of each class; None for a class without examples."""
 
     @classmethod
     def of(

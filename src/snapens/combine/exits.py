@@ -12,11 +12,10 @@ from .held_out import check_held_out
 
 
 def exit_threshold(outputs: Outputs, combination: Combination | None = None, loss: float = 0.0) -> float | None:
-    """The lowest confidence at which early exit loses at most `loss` of the accuracy, a fraction.
+    """The lowest threshold at which early exit raises the error (a fraction) by at most `loss`.
 
-    Early exit is compared with the full combination on the same examples: its error may be higher by at most `loss`.
-    The difference does not fall steadily with the threshold, so every observed confidence is tried. None if no accepted
-    threshold saves work.
+    Early exit is compared with the full combination on the same examples. The difference does not fall steadily with
+    the threshold, so every observed confidence is tried. Returns None if no accepted threshold saves work.
 
     Examples:
         >>> p = [[[0.3, 0.7], [0.9, 0.1], [0.9, 0.1]], [[0.6, 0.4], [0.8, 0.2], [0.9, 0.1]]]
@@ -42,7 +41,7 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
 
 
 def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:
-    """All confidences, falling; and with a threshold at each: members saved, and errors of early exit minus all errors.
+    """All confidences, highest first; for a threshold at each, the members saved and the additional errors.
 
     The confidence of the newest k members moves the exit of an example to k unless a smaller k was more confident.
     """

@@ -1,4 +1,4 @@
-"""Fit a combination on held-out outputs, and measure what each fitted choice gains."""
+"""Fit a combination on held-out outputs, and measure the gain of each fitted choice."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -32,15 +32,15 @@ def fit(
 ) -> Combination:
     """The combination that is best on held-out outputs.
 
-    - `members`: "all"; m, the last m of each run; "last", the m with the lowest NLL; "greedy", selection with
-      replacement, which also gives weights; "drop-early", all except the oldest ones as long as dropping them helps.
+    - `members`: "all"; a number m: the last m of each run; "last": the last m, with the m of the lowest NLL; "greedy":
+      selection with replacement, which also gives weights; "drop-early": all except early ones that raise the NLL.
     - `weights`: "equal" (those of "greedy" remain), or "simplex", the weights with the lowest NLL.
       Like "greedy", it compares predictions before the temperature.
     - `temperature`: whether to fit the temperature by NLL.
-    - `exit_loss`: early exit may lose this fraction of the accuracy on the held-out examples; 0 means that it makes no
-      more errors than the full combination, None that all members are always evaluated.
+    - `exit_loss`: early exit may raise the error on the held-out examples by this fraction; 0: not at all; None: all
+      members are always evaluated.
 
-    Outputs of the test part are rejected. `gains` measures what each choice is worth.
+    Outputs of the test part are rejected. `gains` measures the gain of each choice.
 
     Examples:
         >>> p = np.log([[[0.4, 0.6], [0.1, 0.9]], [[0.9, 0.1], [0.2, 0.8]]]).astype(np.float16)
@@ -60,7 +60,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Gain:
-    """What one fitted choice gains over the combination before it, on examples that it was not fitted on."""
+    """The gain of one fitted choice over the combination before it, on examples that it was not fitted on."""
 
     choice: str
     """"temperature", "members", "weights" or "exit_threshold"."""
@@ -85,11 +85,11 @@ def gains(
     exit_loss: float | None = 0.0,
     seed: int = 0,
 ) -> tuple[Gain, ...]:
-    """What each choice of `fit` gains, in the order in which they are made; the first is compared with the plain mean.
+    """The gain of each choice of `fit`, in the order of the choices; the first is compared with the plain mean.
 
     A choice looks too good on the examples that it was fitted on. So everything is fitted on a random half and
-    measured on the other half, in both directions, and the results for all examples are averaged. Half of the
-    examples choose slightly worse than all of them, so the gains of `fit` itself tend to be slightly larger.
+    measured on the other half, in both directions, and the results for all examples are averaged. Choices on
+    half of the examples are slightly worse than choices on all, so the gains of `fit` itself tend to be larger.
     """
     check_held_out(outputs)
     if len(outputs.labels) < 2:
@@ -125,7 +125,7 @@ def _stages(
 ) -> list[_Stage]:
     """The plain mean of all members, and the combination after each choice.
 
-    The temperature comes first and is fitted again after each choice: choices are compared as they will be used.
+    The temperature is fitted first, and again after each choice: choices are compared as they will be used.
     """
     check_held_out(outputs)
     if weights not in ("equal", "simplex"):

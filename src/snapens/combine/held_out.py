@@ -5,7 +5,7 @@ from ..outputs import Outputs
 
 
 def check_held_out(outputs: Outputs) -> None:
-    """Reject the test part: a choice made on the test set makes its results there too good."""
+    """Reject the test part: after a choice on the test set, test results are too good."""
     if not isinstance(outputs, Outputs):
         raise ArgumentError(f"outputs must be Outputs, got {outputs!r}: use ensemble.outputs(loader) or Outputs.load")
     if outputs.part == "test":

@@ -26,7 +26,7 @@ def last_members(runs: Sequence[str], nll: Nll) -> Floats:
 
 
 def without_early_members(runs: Sequence[str], nll: Nll) -> Floats:
-    """All members except early ones that hurt.
+    """All members except early ones that raise the NLL.
 
     The oldest remaining member of a run is dropped while that lowers the NLL; of several runs, the one where this
     lowers it most. The last member of each run remains.

@@ -71,7 +71,7 @@ class Soups:
                 )
         self.members = tuple(snapshots.steps if isinstance(snapshots, Snapshots) else range(len(snapshots)))
         if not self.members:
-            raise ArgumentError("snapshots must be at least one snapshot or state dict, got none")
+            raise ArgumentError("snapshots must contain at least one snapshot or state dict, got none")
         self._load = snapshots.load if isinstance(snapshots, Snapshots) else snapshots.__getitem__
         self._model = deepcopy(unwrap(model)).eval()
         self._training, self._held_out, self._inputs, self._targets = training, held_out, inputs, targets
@@ -104,7 +104,7 @@ class Soups:
         """The best snapshot, averaged with each further one that does not raise the error, tried from the best on.
 
         A snapshot is left out if its barrier to the best one is higher than `tolerance`. Raises `BarrierError` if this
-        leaves out all others. The error on the held-out examples is slightly too low, because they chose the members.
+        leaves out all others. The held-out error is slightly too low, because the members were chosen on it.
         """
         best, *others = sorted(self.members, key=self.error)
         barriers = {member: self.barrier(best, member) for member in others}
@@ -179,7 +179,7 @@ def average(states: Iterable[State]) -> dict[str, Tensor]:
         for name, tensor in last.items():
             totals[name] = tensor.double() + totals.get(name, 0.0) if tensor.is_floating_point() else tensor
     if not count:
-        raise ArgumentError("states must be at least one state dict, got none")
+        raise ArgumentError("states must contain at least one state dict, got none")
     return {
         name: (totals[name] / count).to(tensor.dtype) if tensor.is_floating_point() else tensor
         for name, tensor in last.items()

@@ -75,7 +75,7 @@ def greedy_weights(true_class: ArrayLike) -> Floats:
         added = int(candidates.argmin())
         counts[added] += 1
         total += p[added]
-        if candidates[added] < lowest - 1e-12:  # of equal rounds, the first needs the fewest members
+        if candidates[added] < lowest - 1e-12:  # of equally good rounds, the first has the fewest members
             best, lowest = counts.copy(), candidates[added]
     return _normalised(best)
 

@@ -1,4 +1,4 @@
-"""The model card: a Markdown file beside an exported ensemble that says what it is and how to run it."""
+"""The model card: a Markdown file beside an exported ensemble that describes it and how to run it."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _PARTS = {"test": "test set", "held_out": "held-out examples"}
 
 @dataclass(frozen=True)
 class About:
-    """What a model card says besides what the ensemble knows.
+    """The contents of a model card that the ensemble itself does not provide.
 
     - `network`: the architecture, in words.
     - `data`: the training data, in words.
@@ -78,9 +78,9 @@ def _model(graph: Graph, combination: Combination, about: About) -> Iterator[str
     yield "\n".join(f"- {line}" for line in lines)
     if combination.exit_threshold is not None:
         yield (
-            f"The combination also has the exit threshold {combination.exit_threshold:g}, which this file does not "
-            "use: early exit evaluates another number of members for each example, and a graph runs completely. "
-            "`Ensemble.predict` of snapens exits early; a file with prefixes lets its user choose m."
+            f"The combination also has the exit threshold {combination.exit_threshold:g}. This file does not use "
+            "it: an exported graph has no early exit. In snapens, `Ensemble.predict` has early exit; in a file with "
+            "prefixes, you can choose the number of members."
         )
 
 
@@ -125,7 +125,7 @@ def _ports(graph: Graph, about: About) -> Iterator[str]:
     if graph.prefixes:
         yield (
             "Row m − 1 of an output is the prediction of the newest m members; the last row is that of all members. "
-            "A temperature is that of all members, also where fewer are used."
+            "All rows have the same temperature."
         )
 
 

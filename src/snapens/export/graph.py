@@ -24,7 +24,7 @@ class Graph(nn.Module):
     `example` is a batch of inputs for the model, as for `Ensemble.predict`: a tensor, a tuple, or a mapping of keyword
     arguments. Its tensors become the inputs, and other values constants. They are named after the parameters
     of the model's `forward`, or `inputs` names them. The first dimension of each tensor that has as many rows as the
-    first tensor is the batch; its size is free. If the ensemble has a `preprocess` module, these are its inputs.
+    first tensor is the batch; its size is dynamic. If the ensemble has a `preprocess` module, these are its inputs.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Graph(nn.Module):
                 return torch.export.export(self, (), self.example, dynamic_shapes=shapes, strict=False)
             except Exception as error:  # torch.export raises many types
                 raise ExportError(
-                    f"model must be traceable by torch.export with a free batch size, got {brief(error)}: "
-                    "remove what depends on the values or on the number of the inputs from its forward()"
+                    f"model must be traceable by torch.export with a dynamic batch size, got {brief(error)}: "
+                    "its forward() must not depend on the values of the inputs or on the batch size"
                 ) from error
 
     def check(self, predict: Callable[[dict[str, Tensor]], Sequence[Tensor]], tolerance: float) -> None:

@@ -33,16 +33,16 @@ def to_onnx(
     """Write an ensemble as one ONNX graph, with a model card beside it (the path and `.md`), and return the path.
 
     - `example` is a batch of inputs for the model, as for `Ensemble.predict`: a tensor, a tuple of arguments, or a
-      mapping of keyword arguments. The batch size is free in the graph. The example itself is not stored.
+      mapping of keyword arguments. The batch size of the graph is dynamic. The example itself is not stored.
     - `inputs` names the inputs. By default they have the names of the model's arguments, or of those of the ensemble's
       `preprocess` module, which is a part of the graph.
     - The output is `probabilities` (batch, classes), with the weights and the temperature of the ensemble's
       combination; `mean` if the ensemble has no activation; the keys of the mapping that the model returns. All members
       are evaluated: a graph has no early exit.
     - With `prefixes`, the output is (members, batch, classes): row m − 1 is the prediction of the newest m members.
-    - `about` adds to the model card what the ensemble does not know: the data, the classes, measured outputs.
+    - `about` adds to the model card what the ensemble does not contain: the data, the classes, measured outputs.
 
-    The file is compared with PyTorch for three batch sizes before it gets its name. A difference above
+    The file is compared with PyTorch for three batch sizes before it gets its final name. A difference above
     `tolerance` (relative to the largest prediction, if that is above 1) is an `ExportError`. The file is written
     completely or not at all. Tensors that members share are stored once; tensors of more than 2 GB together are
     stored in a second file beside it.
@@ -87,7 +87,7 @@ def _converted(graph: Graph) -> Any:
             )
         except Exception as error:  # an operator without an ONNX form, for example
             raise ExportError(
-                f"model must consist of operators that ONNX has, got {brief(_root(error))}: use to_program"
+                f"model must consist of operators that ONNX supports, got {brief(_root(error))}: use to_program"
             ) from error
     assert found is not None  # None is returned only by the old exporter
     # stack traces contain paths of this machine
@@ -96,7 +96,7 @@ def _converted(graph: Graph) -> Any:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The first error of a chain: torch's last one is a page of advice."""
+    """The first error of a chain; the last one, from torch, contains mostly advice."""
     return error if error.__cause__ is None else _root(error.__cause__)
 
 

@@ -1,4 +1,4 @@
-"""Fast prediction with an ensemble: the same result as `Ensemble.predict`, with less work and fewer launches."""
+"""Fast prediction with an ensemble: the same result as `Ensemble.predict`, with less work and fewer kernel launches."""
 
 from .predictor import BatchPrediction as BatchPrediction
 from .predictor import Predictor as Predictor

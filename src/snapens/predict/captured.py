@@ -23,8 +23,8 @@ class NotCapturableError(Exception):
 class Captured:
     """Predicts by replaying graphs that were captured once.
 
-    Graph (k, size) evaluates members from k on for `size` rows, k members having been evaluated for them before. It
-    is one of two kinds:
+    Graph (k, size) evaluates the members from number k on, for `size` rows for which k members were evaluated before.
+    It is one of two kinds:
 
     - It evaluates all remaining members and finishes: for few rows (`together[0]` at first, `together[1]` after the
       first member), for the last member, and without a threshold.

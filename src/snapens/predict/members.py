@@ -33,9 +33,9 @@ def prepared(member: nn.Module, example: Tensor, dtype: torch.dtype, accelerate:
 
 
 def set_channels_last(networks: Sequence[nn.Module], example: Tensor, precision: Precision) -> bool:
-    """Store the weights of two-dimensional convolutions as channels last, and return whether the network works so.
+    """Store the weights of two-dimensional convolutions as channels last, and return whether the network supports it.
 
-    A network that calls `view` on its feature maps does not.
+    A network that calls `view` on its feature maps does not support it.
     """
     convolutions = [layer for network in networks for layer in network.modules() if isinstance(layer, nn.Conv2d)]
     if example.ndim != 4 or not convolutions:

@@ -36,14 +36,14 @@ class BatchPrediction(NamedTuple):
 
 
 class Predictor:
-    """The same prediction as `Ensemble.predict`, for one tensor at a time, as fast as the device allows.
+    """The same prediction as `Ensemble.predict`, but faster, for one tensor at a time.
 
     The members are copied as they are now, with the ensemble's combination; later changes of the ensemble have no
     effect. BatchNorm is folded into the layer before it. On a GPU, members are captured as CUDA graphs, in bfloat16
     by default: one set per batch size in `sizes`. Smaller batches are padded to the next size, and larger batches are
-    cut. With an `exit_threshold`, only undecided rows continue to the next member. This needs the host to wait for
-    the device, so that batches of up to `together[0]` rows are evaluated by all members at the same time, and up to
-    `together[1]` rows that remain after the first member by all others.
+    split. With an `exit_threshold`, only undecided rows continue to the next member. The host waits for the device
+    before it continues. To avoid this for few rows, batches of up to `together[0]` rows are evaluated by all members at
+    the same time, and up to `together[1]` rows that remain after the first member are evaluated by all others.
 
     `example` is a batch of typical inputs of the ensemble (one or more rows). `accelerate` switches on the kernels of
     a network, if it has any, and returns whether it did.
@@ -96,7 +96,7 @@ class Predictor:
             try:
                 return Captured(networks, plan, precision, self._example, sizes, together)
             except NotCapturableError as error:
-                log.warning("the members cannot be captured as CUDA graphs, which costs speed: %s", error)
+                log.warning("the members cannot be captured as CUDA graphs, so predictions are slower: %s", error)
         return Eager(networks, plan, precision, self._example)
 
     @property
@@ -144,7 +144,7 @@ def _members(ensemble: Ensemble) -> tuple[nn.Module, ...]:
     if not isinstance(ensemble, Ensemble):
         raise ArgumentError(f"ensemble must be an Ensemble, got {type(ensemble).__name__}")
     if not ensemble.resident:
-        raise ArgumentError("ensemble must have resident members, got a streamed one: build it with resident=True")
+        raise ArgumentError("ensemble must have resident members, got resident=False: build it with resident=True")
     if ensemble.activation != "softmax" or ensemble.dim not in (-1, 1):
         raise ArgumentError(
             f"ensemble must have activation='softmax' and dim=-1, got {ensemble.activation!r} and {ensemble.dim}: "

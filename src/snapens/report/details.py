@@ -118,7 +118,7 @@ class Details:
 
 
 def _intact(read: Callable[[], T]) -> T | None:
-    """What a file holds that a report can do without; None, with a warning, if the file is damaged."""
+    """The content of an optional file; None, with a warning, if the file is damaged."""
     try:
         return read()
     except DamagedError as error:

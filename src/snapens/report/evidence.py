@@ -15,7 +15,7 @@ Restart = Literal["none", "warm", "fresh"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the findings follow from. Errors are fractions; members are ordered oldest first, ensembles by m = 1 … M."""
+    """The basis of the findings. Errors are fractions; members are ordered oldest first, ensembles by m = 1 … M."""
 
     part: Part
     examples: int

@@ -1,4 +1,4 @@
-"""The page: one HTML file about some runs that can be opened anywhere, without a network."""
+"""The page: one HTML file about some runs that can be opened anywhere, without a connection."""
 
 import base64
 import hashlib
@@ -79,7 +79,7 @@ def _resource(name: str) -> str:
 
 
 def _examples(summary: Summary) -> list[dict[str, Any]]:
-    """What the script looks up: numbers as they are shown, so that the script formats nothing."""
+    """The numbers for the script, formatted as they are shown."""
     return [
         {
             "means": [[found.name, _decimal(found.probability, 2), found.right] for found in example.means],

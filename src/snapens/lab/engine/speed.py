@@ -45,7 +45,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Quality:
-    """What a prediction is worth on labelled examples."""
+    """The quality of predictions on labelled examples."""
 
     error_percent: float
     members_used: float
@@ -145,7 +145,7 @@ class Subject:
 
 
 def of_network(name: str, members: int, batches: Sequence[int], device: torch.device) -> Subject:
-    """Random weights and random images, for which early exit means nothing."""
+    """Random weights and random images, for which early exit is not meaningful."""
     snapshots = Snapshots()
     for seed in range(members):
         network = nets.build(name, classes=_CLASSES, seed=seed)

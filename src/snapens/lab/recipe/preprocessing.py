@@ -36,7 +36,7 @@ class Preprocessing(Value, ABC):
     @property
     @abstractmethod
     def inputs(self) -> dict[str, int]:
-        """What the factory of a network needs to know: `channels` of an image, `features` of a row."""
+        """The inputs of a network, for its factory: `channels` of an image, or `features` of a row."""
 
     @property
     @abstractmethod
@@ -146,7 +146,7 @@ Preprocessing.kinds = PREPROCESSINGS
 
 
 def from_flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A data description with its preprocessing as one value; earlier versions wrote the fields of it side by side."""
+    """A data description with its preprocessing as one value; earlier versions stored its fields separately."""
     if "preprocessing" in data:
         Preprocessing.of(data["preprocessing"])
     if "preprocessing" in data or "mean" not in data:
