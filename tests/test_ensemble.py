@@ -652,6 +652,25 @@ def test_a_damaged_snapshot_matters_only_to_an_ensemble_that_needs_it(make_net, 
     assert ensemble.last == 2
 
 
+def test_an_interrupted_read_does_not_change_members_that_share_tensors(monkeypatch):
+    store, shared = Snapshots(), torch.randn(8, 4)
+    for step, base in ((1, torch.randn(8, 4)), (2, shared), (3, shared)):
+        store.commit(step, {"0.weight": base, "1.weight": torch.randn(2, 8)})
+    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False)), last=1)
+    before, ((run, _),) = ensemble(X), ensemble.combination.members
+
+    def interrupt(entry):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.entries(2)["1.weight"]), "read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ensemble.last = 2
+    ensemble.combination = Combination(((run, 1), (run, 3)))
+    ensemble.last = 1
+    assert torch.equal(ensemble(X), before)
+
+
 def test_an_ensemble_built_in_inference_mode_works_outside_it(make_net, resident):
     store, _ = trained(make_net)
     with torch.inference_mode():

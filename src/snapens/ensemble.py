@@ -273,28 +273,35 @@ class Ensemble(nn.Module):
         """The replica of a member, after reading the tensors that it does not hold yet."""
         slot, entries = (self._slots.get(member, len(self._slots)) if self.resident else 0), self._entries[member]
         if slot == len(self._replicas):
-            self._replicas.append(self._sibling(entries))
-        if self._loaded[slot] is not entries:
+            replica, shared = self._sibling(entries)
+            _read(entries, shared, replica)
+            self._replicas.append(replica)  # complete: it shares tensors that must not be overwritten later
+            self._loaded.append(entries)
+        elif self._loaded[slot] is not entries:
             held, self._loaded[slot] = self._loaded[slot], {}
-            live = tensors(self._replicas[slot])
-            with torch.no_grad():
-                for name, entry in entries.items():
-                    if held.get(name) != entry:
-                        live[name].copy_(entry.read())
+            _read(entries, held, self._replicas[slot])
             self._loaded[slot] = entries
         self._slots[member] = slot
         return self._replicas[slot]
 
     @torch.inference_mode(False)
-    def _sibling(self, entries: Mapping[str, Entry]) -> nn.Module:
-        """Another replica, which shares the tensors of equal content that are already on the device."""
+    def _sibling(self, entries: Mapping[str, Entry]) -> tuple[nn.Module, Mapping[str, Entry]]:
+        """Another replica, and what it shares: the tensors of equal content that are already on the device."""
         bank: dict[Entry, Tensor] = {}
         for replica, held in zip(self._replicas, self._loaded, strict=True):
             bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
         shared = {name: entry for name, entry in entries.items() if entry in bank}
-        self._loaded.append(shared)
         newest = tensors(self._replicas[0])
-        return deepcopy(self._replicas[0], {id(newest[name]): bank[entry] for name, entry in shared.items()})
+        return deepcopy(self._replicas[0], {id(newest[name]): bank[entry] for name, entry in shared.items()}), shared
+
+
+@torch.no_grad()
+def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.Module) -> None:
+    """Copy the tensors of a member into a replica, except those that it holds."""
+    live = tensors(replica)
+    for name, entry in entries.items():
+        if held.get(name) != entry:
+            live[name].copy_(entry.read())
 
 
 @torch.inference_mode(False)
