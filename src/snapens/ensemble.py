@@ -13,7 +13,7 @@ from .batches import arguments, check_order, count, each, first, joined, scores,
 from .combination import Combination, Member
 from .errors import ArgumentError, MismatchError, shortened
 from .outputs import Outputs
-from .pool import Pool
+from .pool import Pool, tempered
 from .snapshots import Entry, Snapshots
 from .weights import tensors, unwrap
 
@@ -199,6 +199,15 @@ class Ensemble(nn.Module):
         found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
         return Outputs(self.combination.members, np.stack(found), torch.cat(labels).long().numpy())
 
+    def activated(self, scores: Tensor) -> Tensor:
+        """The probabilities, in float32 or wider, for the scores of a member."""
+        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
+            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if self.activation == "softmax":
+            return scores.softmax(self.dim)
+        return scores if self.activation is None else self.activation(scores)
+
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode; `mode` is ignored."""
         return super().train(False)
@@ -240,7 +249,7 @@ class Ensemble(nn.Module):
         return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(self._activated, scores(self._member(member)(*args, **kwargs)))
+        return each(self.activated, scores(self._member(member)(*args, **kwargs)))
 
     def _log_probabilities(self, scores: Any) -> Tensor:
         """(examples, classes) in float16 on the CPU."""
@@ -253,21 +262,11 @@ class Ensemble(nn.Module):
         if self.activation == "softmax":
             found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
         else:
-            found = self._activated(scores).log()
+            found = self.activated(scores).log()
         return found.half().cpu()
 
     def _tempered(self, mean: Tensor) -> Tensor:
-        if (temperature := self.combination.temperature) == 1:
-            return mean
-        return (mean.log() / temperature).softmax(self.dim)
-
-    def _activated(self, scores: Tensor) -> Tensor:
-        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
-            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.activation == "softmax":
-            return scores.softmax(self.dim)
-        return scores if self.activation is None else self.activation(scores)
+        return tempered(mean, self.combination.temperature, self.dim)
 
     def _member(self, member: Member) -> nn.Module:
         """The replica of a member, after reading the tensors that it does not hold yet."""
