@@ -262,7 +262,13 @@ class Ensemble(nn.Module):
         if self.activation == "softmax":
             found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
         else:
-            found = self.activated(scores).log()
+            probabilities = self.activated(scores)
+            if not torch.allclose(sums := probabilities.sum(-1), torch.ones_like(sums), atol=1e-2):
+                raise ArgumentError(
+                    "activation must return probabilities that sum to 1 over the classes for outputs, "
+                    f"got sums from {sums.min():.4g} to {sums.max():.4g}: call ensemble.members"
+                )
+            found = probabilities.log()
         return found.half().cpu()
 
     def _tempered(self, mean: Tensor) -> Tensor:
