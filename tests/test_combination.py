@@ -67,6 +67,7 @@ def test_a_combination_that_breaks_a_rule_is_rejected(values, message):
 
 
 def test_a_combination_that_is_missing_altered_or_of_another_run_is_an_error_of_our_own(folder, tmp_path):
+    assert Combination.find(folder) is None
     with pytest.raises(StoreError, match=r"contains no combination\.json: fit and save a combination first"):
         Combination.load(folder)
     with pytest.raises(StoreError, match=r"must be a folder that holds manifest\.json"):

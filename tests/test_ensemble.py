@@ -419,6 +419,8 @@ def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
     assert np.allclose(halves.outputs([batch]).probabilities[0], (networks[0](X) / 2).softmax(-1).detach(), atol=1e-3)
     with pytest.raises(ArgumentError, match=r"scores \(examples, classes\) .* activation=None: call ensemble\.members"):
         Ensemble(store, make_net(), activation=None).outputs([batch])
+    with pytest.raises(ArgumentError, match=r"activation must return probabilities that sum to 1 .* got sums from"):
+        Ensemble(store, make_net(), activation=torch.sigmoid).outputs([batch])
     with pytest.raises(ArgumentError, match=r"got \(2, 5, 4, 4\) with dim=-1"):
         Ensemble(pair(A, B), Shaped(A, lambda t: t)).outputs([batch], inputs=lambda b: ())
     with pytest.raises(ArgumentError, match="got a mapping"):
@@ -650,6 +652,25 @@ def test_a_damaged_snapshot_matters_only_to_an_ensemble_that_needs_it(make_net, 
     with pytest.raises(DamagedError):
         ensemble.last = 3
     assert ensemble.last == 2
+
+
+def test_an_interrupted_read_does_not_change_members_that_share_tensors(monkeypatch):
+    store, shared = Snapshots(), torch.randn(8, 4)
+    for step, base in ((1, torch.randn(8, 4)), (2, shared), (3, shared)):
+        store.commit(step, {"0.weight": base, "1.weight": torch.randn(2, 8)})
+    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False)), last=1)
+    before, ((run, _),) = ensemble(X), ensemble.combination.members
+
+    def interrupt(entry):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.entries(2)["1.weight"]), "read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ensemble.last = 2
+    ensemble.combination = Combination(((run, 1), (run, 3)))
+    ensemble.last = 1
+    assert torch.equal(ensemble(X), before)
 
 
 def test_an_ensemble_built_in_inference_mode_works_outside_it(make_net, resident):

@@ -72,6 +72,26 @@ def test_one_member_has_no_mutual_information_and_preprocessing_comes_first(memb
     assert found.mutual_information.max() < 1e-6
 
 
+def test_the_activation_is_that_of_the_ensemble(members, make_net):
+    ensemble = Ensemble(members[0], make_net(), activation=lambda scores: (scores / 5).softmax(-1))
+    assert np.abs(predict(ensemble, X).probabilities - ensemble.predict([X]).numpy()).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (X, {"activation": None}, "probabilities must be at least 0 and sum to 1"),
+        (X[:0], {}, "probabilities must be .* with at least one example"),
+        (X[:, None], {}, r"model must return scores \(batch, classes\), got shape \(40, 1, 3\)"),
+    ],
+)
+def test_only_probabilities_of_some_examples_have_an_uncertainty(inputs, options, message):
+    snapshots = Snapshots()
+    snapshots.commit(4, {"weight": torch.randn(3, 4), "bias": torch.zeros(3)})
+    with pytest.raises(ArgumentError, match=message):
+        predict(Ensemble(snapshots, nn.Linear(4, 3), **options), inputs)
+
+
 def test_streamed_members_are_rejected(members, make_net):
     with pytest.raises(ArgumentError, match="resident must be True for separate members, got False"):
         predict(Ensemble(members[0], make_net(), resident=False), X)

@@ -89,6 +89,15 @@ def scores(output: Any) -> Any:
     )
 
 
+def class_scores(output: Any) -> Tensor:
+    """The scores (examples, classes) in the output of a classifier."""
+    found = scores(output)
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        shown = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "a mapping"
+        raise ArgumentError(f"model must return scores (batch, classes), got {shown}: use Ensemble.predict")
+    return found
+
+
 def each(function: Callable[..., Any], *outputs: Any) -> Any:
     """Apply a function to tensors, or to each key of dictionaries of tensors."""
     if isinstance(outputs[0], Tensor):

@@ -113,8 +113,16 @@ class Combination:
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> "Combination":
         """The combination in a run folder."""
-        path, run = Path(folder) / "combination.json", manifest.read(Path(folder)).run
+        if (found := cls.find(folder)) is None:
+            raise StoreError(f"{folder} contains no combination.json: fit and save a combination first")
+        return found
+
+    @classmethod
+    def find(cls, folder: str | PathLike[str]) -> "Combination | None":
+        """The combination in a run folder, or None if it has none."""
+        path = Path(folder) / "combination.json"
         try:
-            return sealed.decode(path, durable.contents(path), "combination", cls, run=run).value
-        except FileNotFoundError as error:
-            raise StoreError(f"{folder} contains no combination.json: fit and save a combination first") from error
+            content = durable.contents(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return sealed.decode(path, content, "combination", cls, run=manifest.read(Path(folder)).run).value

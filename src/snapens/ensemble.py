@@ -13,7 +13,7 @@ from .batches import arguments, check_order, count, each, first, joined, scores,
 from .combination import Combination, Member
 from .errors import ArgumentError, MismatchError, shortened
 from .outputs import Outputs
-from .pool import Pool
+from .pool import Pool, tempered
 from .snapshots import Entry, Snapshots
 from .weights import tensors, unwrap
 
@@ -199,6 +199,15 @@ class Ensemble(nn.Module):
         found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
         return Outputs(self.combination.members, np.stack(found), torch.cat(labels).long().numpy())
 
+    def activated(self, scores: Tensor) -> Tensor:
+        """The probabilities, in float32 or wider, for the scores of a member."""
+        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
+            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if self.activation == "softmax":
+            return scores.softmax(self.dim)
+        return scores if self.activation is None else self.activation(scores)
+
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode; `mode` is ignored."""
         return super().train(False)
@@ -240,7 +249,7 @@ class Ensemble(nn.Module):
         return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(self._activated, scores(self._member(member)(*args, **kwargs)))
+        return each(self.activated, scores(self._member(member)(*args, **kwargs)))
 
     def _log_probabilities(self, scores: Any) -> Tensor:
         """(examples, classes) in float16 on the CPU."""
@@ -253,48 +262,51 @@ class Ensemble(nn.Module):
         if self.activation == "softmax":
             found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
         else:
-            found = self._activated(scores).log()
+            probabilities = self.activated(scores)
+            if not torch.allclose(sums := probabilities.sum(-1), torch.ones_like(sums), atol=1e-2):
+                raise ArgumentError(
+                    "activation must return probabilities that sum to 1 over the classes for outputs, "
+                    f"got sums from {sums.min():.4g} to {sums.max():.4g}: call ensemble.members"
+                )
+            found = probabilities.log()
         return found.half().cpu()
 
     def _tempered(self, mean: Tensor) -> Tensor:
-        if (temperature := self.combination.temperature) == 1:
-            return mean
-        return (mean.log() / temperature).softmax(self.dim)
-
-    def _activated(self, scores: Tensor) -> Tensor:
-        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
-            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.activation == "softmax":
-            return scores.softmax(self.dim)
-        return scores if self.activation is None else self.activation(scores)
+        return tempered(mean, self.combination.temperature, self.dim)
 
     def _member(self, member: Member) -> nn.Module:
         """The replica of a member, after reading the tensors that it does not hold yet."""
         slot, entries = (self._slots.get(member, len(self._slots)) if self.resident else 0), self._entries[member]
         if slot == len(self._replicas):
-            self._replicas.append(self._sibling(entries))
-        if self._loaded[slot] is not entries:
+            replica, shared = self._sibling(entries)
+            _read(entries, shared, replica)
+            self._replicas.append(replica)  # complete: it shares tensors that must not be overwritten later
+            self._loaded.append(entries)
+        elif self._loaded[slot] is not entries:
             held, self._loaded[slot] = self._loaded[slot], {}
-            live = tensors(self._replicas[slot])
-            with torch.no_grad():
-                for name, entry in entries.items():
-                    if held.get(name) != entry:
-                        live[name].copy_(entry.read())
+            _read(entries, held, self._replicas[slot])
             self._loaded[slot] = entries
         self._slots[member] = slot
         return self._replicas[slot]
 
     @torch.inference_mode(False)
-    def _sibling(self, entries: Mapping[str, Entry]) -> nn.Module:
-        """Another replica, which shares the tensors of equal content that are already on the device."""
+    def _sibling(self, entries: Mapping[str, Entry]) -> tuple[nn.Module, Mapping[str, Entry]]:
+        """Another replica, and what it shares: the tensors of equal content that are already on the device."""
         bank: dict[Entry, Tensor] = {}
         for replica, held in zip(self._replicas, self._loaded, strict=True):
             bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
         shared = {name: entry for name, entry in entries.items() if entry in bank}
-        self._loaded.append(shared)
         newest = tensors(self._replicas[0])
-        return deepcopy(self._replicas[0], {id(newest[name]): bank[entry] for name, entry in shared.items()})
+        return deepcopy(self._replicas[0], {id(newest[name]): bank[entry] for name, entry in shared.items()}), shared
+
+
+@torch.no_grad()
+def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.Module) -> None:
+    """Copy the tensors of a member into a replica, except those that it holds."""
+    live = tensors(replica)
+    for name, entry in entries.items():
+        if held.get(name) != entry:
+            live[name].copy_(entry.read())
 
 
 @torch.inference_mode(False)

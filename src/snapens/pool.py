@@ -65,3 +65,8 @@ class Pool:
         self._weight[self._undecided] += weight
         mean = self._total[self._undecided] / self._weight[self._undecided]
         self._undecided = self._undecided[mean.max(-1).values < self._threshold]
+
+
+def tempered(mean: Tensor, temperature: float, dim: int = -1) -> Tensor:
+    """softmax(log(mean) / temperature) of probabilities along `dim`."""
+    return mean if temperature == 1 else (mean.log() / temperature).softmax(dim)

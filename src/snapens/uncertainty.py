@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .batches import scores
+from .batches import class_scores
 from .ensemble import Ensemble
 from .pool import Pool
 from .prediction import tempered
@@ -45,15 +45,14 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
         inputs = ensemble.preprocess(inputs)
     used, weights, inside = np.zeros(len(inputs), np.int64), np.zeros(len(inputs)), np.zeros(len(inputs))
     for member, share in list(zip(ensemble.members, combination.shares, strict=True))[::-1]:
-        rows = np.arange(len(inputs)) if pool.rows is None else pool.rows.numpy()
-        if not len(rows):
+        if (undecided := pool.undecided(inputs)) is None:
             break
-        undecided = inputs if len(rows) == len(inputs) else inputs[torch.from_numpy(rows).to(inputs.device)]
-        output = scores(member(undecided)).float().softmax(-1).cpu()
-        pool.add(output, share)
+        rows = slice(None) if pool.rows is None else pool.rows.numpy()
+        output = ensemble.activated(class_scores(member(undecided))).cpu()
         used[rows] += 1
         weights[rows] += share
         inside[rows] += share * metrics.entropy(output)
+        pool.add(output, share)
     mean = pool.mean.double().numpy()
     probabilities = tempered(mean, combination.temperature)
     information = np.maximum(metrics.entropy(mean) - inside / weights, 0)

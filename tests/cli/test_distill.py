@@ -94,7 +94,7 @@ def test_the_teacher_is_the_combination_in_its_folder_or_its_last_snapshots(fold
     assert distill() == 0
     out, err = capsys.readouterr()
     assert Run("student").recipe.objective.teacher == Teacher(run, (31,), (2.0,), 1.5)
-    assert "teacher: the members and weights in run/combination.json" in err
+    assert "using run/combination.json: 2 of 2 members" in err
     assert "ensemble of 1 snapshots" in out
     assert distill("--last", "2", out="other") == 0
     assert Run("other").recipe.objective.teacher == Teacher(run, (15, 31))

@@ -64,6 +64,17 @@ def test_equal_confidences_exit_together():
     assert exit_threshold(outputs, loss=0.19) is None
 
 
+def test_confidences_that_differ_only_by_rounding_exit_together():
+    random = np.random.default_rng(0)
+    for _ in range(200):  # few different scores: many means are equal except for the order of their terms
+        scores = random.integers(0, 3, (3, 20, 4)).astype(np.float64)
+        p = (scores - np.log(np.exp(scores).sum(-1, keepdims=True))).astype(np.float16)
+        outputs = Outputs(tuple(("a", step) for step in range(1, 4)), p, labels=random.integers(0, 4, 20))
+        combination = Combination(outputs.members)
+        if (threshold := exit_threshold(outputs, combination)) is not None:
+            assert measured(outputs, combination, threshold)[0] <= 0
+
+
 def test_one_member_has_no_threshold(make_outputs):
     assert exit_threshold(make_outputs(members=1)) is None
 

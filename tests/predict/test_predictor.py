@@ -148,6 +148,22 @@ def test_integers_are_inputs_too(engine):
     assert torch.allclose(found.probabilities, ensemble(x), atol=2e-6)
 
 
+@pytest.mark.parametrize("build", [Residual, Shaped])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_ensemble_in_another_precision_is_evaluated_in_float32(engine, build, dtype):
+    ensemble, x = ensemble_of(build).to(dtype), X.to(dtype)
+    found = Predictor(ensemble, x[:2], sizes=[16])(x)
+    assert_predicts(ensemble, x, found)
+
+
+def test_the_layout_of_the_example_does_not_matter(engine):
+    rows = torch.randn(4, 17, generator=NOISE).t()  # not contiguous, and without channels
+    ensemble = ensemble_of(lambda: nn.Sequential(nn.Linear(4, 5)))
+    assert_predicts(ensemble, rows, Predictor(ensemble, rows, sizes=[16])(rows))
+    viewed, last = ensemble_of(Viewed), X.to(memory_format=torch.channels_last)
+    assert_predicts(viewed, X, Predictor(viewed, last, sizes=[16])(last))
+
+
 def test_bfloat16_on_a_cpu_is_close():
     ensemble = ensemble_of(Residual)
     found = Predictor(ensemble, X[:2], dtype=torch.bfloat16)(X)

@@ -1,17 +1,15 @@
 """The command that trains one network to imitate the ensemble of a run."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Distillation, Snapshot
-from .evaluation import Folder
+from .evaluation import Folder, combination_of
 from .options import Place, TrainingOptions, arg
 
 if TYPE_CHECKING:
-    from ..combination import Combination
     from ..lab.recipe import Recipe, Teacher
 
 
@@ -49,7 +47,7 @@ class Distill:
         from .training import import_from_here, show_report, train
 
         run = Run(self.run)
-        teacher = teacher_of(self.run, self._combination())
+        teacher = teacher_of(self.run, combination_of(run, self.last))
         recipe = self._recipe(run.recipe, teacher)
         out = self.out or Path("runs") / f"distilled-{run_name(recipe)}"
         import_from_here([run.recipe.network.name])
@@ -58,18 +56,6 @@ class Distill:
             tables.distilled(Run(out), run, teacher.combination)
             show_report([out])
         return status
-
-    def _combination(self) -> "Combination | None":
-        """The combination of the teacher's members; None for all of them."""
-        from ..combination import Combination
-        from ..storage import durable
-
-        if self.last is not None:
-            return Combination.last(self.last)
-        if not durable.exists(self.run / "combination.json"):
-            return None
-        sys.stderr.write(f"teacher: the members and weights in {self.run / 'combination.json'}\n")
-        return Combination.load(self.run)
 
     def _recipe(self, recipe: "Recipe", teacher: "Teacher") -> "Recipe":
         """The recipe of the teacher with another objective, budget and seed."""

@@ -91,7 +91,6 @@ class Evaluate:
         """Print the quality of the last snapshot, of the mean of all members, and of the fitted combination."""
         from ..combination import Combination
         from ..combine.evaluation import Evaluation
-        from ..storage import durable
 
         part = self.part or _default_part(self.run)
         outputs = _outputs(self.run, part)
@@ -100,16 +99,16 @@ class Evaluate:
             "last snapshot": Combination(outputs.members[-1:]),
             f"mean of {len(outputs.members)}": Combination(outputs.members),
         }
-        if durable.exists(self.run / "combination.json"):
-            choices["combination.json"] = Combination.load(self.run)
+        if (fitted := Combination.find(self.run)) is not None:
+            choices["combination.json"] = fitted
         found = {name: Evaluation.of(outputs, choice, networks) for name, choice in choices.items()}
         classes = _classes(self.run, outputs.log_probabilities.shape[-1])
         if self.format == "json":
             sys.stdout.write(_as_json(self.run, part, found, classes) + "\n")
         else:
             _show(f"{self.run}, part {part}", found, classes)
-            if "combination.json" in choices:
-                words = in_words(choices["combination.json"], len(outputs.members))
+            if fitted is not None:
+                words = in_words(fitted, len(outputs.members))
                 Console(highlight=False).print(f"combination.json: {words}", soft_wrap=True)
         return 0
 
@@ -133,13 +132,12 @@ def combination_of(run: "Run", last: int | None) -> "Combination | None":
     from ..storage import durable
 
     path = run.path / "combination.json"
-    if not durable.exists(path):
-        return None if last is None else Combination.last(last)
     if last is not None:
-        sys.stderr.write(f"{path} is not used, because --last {last} was given\n")
+        if durable.exists(path):
+            sys.stderr.write(f"{path} is not used, because --last {last} was given\n")
         return Combination.last(last)
-    found = Combination.load(run.path)
-    sys.stderr.write(f"using {path}: {in_words(found, len(run.snapshots.steps))}\n")
+    if (found := Combination.find(run.path)) is not None:
+        sys.stderr.write(f"using {path}: {in_words(found, len(run.snapshots.steps))}\n")
     return found
 
 

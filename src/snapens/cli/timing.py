@@ -103,24 +103,25 @@ def bench_predict(options: BenchPredict) -> None:
 
     from ..lab.engine import speed
     from ..lab.engine.pack import chosen_device
+    from ..lab.records.run import Run
 
-    device = chosen_device(options.device)
-    import_from_here(options.networks)
+    device, run = chosen_device(options.device), None if options.run is None else Run(options.run)
+    import_from_here(options.networks if run is None else [run.recipe.network.name])
     console = Console(highlight=False)
     console.print(f"{_named(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
     found: dict[str, Any] = {"device": _named(device), "torch": torch.__version__, "networks": {}}
     one = 0.0
     with Interrupt():
-        for name in options.networks if options.run is None else (options.run.name,):
-            if options.run is None:
+        for name in options.networks if run is None else (run.path.resolve().name,):
+            if run is None:
                 subject = speed.of_network(name, options.members, options.batches, device)
             else:
-                subject = speed.of_run(options.run, options.data, options.threshold, options.batches, device)
+                subject = speed.of_run(run.path, options.data, options.threshold, options.batches, device)
             threshold = subject.ensemble.combination.exit_threshold
             numbers: dict[str, Any] = {"exit_threshold": threshold, "qualities": {}, "timings": []}
             found["networks"][name] = numbers
-            if options.run is not None:
-                console.print(in_words(subject.ensemble.combination, len(subject.ensemble.members)), soft_wrap=True)
+            if run is not None:
+                console.print(in_words(subject.ensemble.combination, len(run.snapshots.steps)), soft_wrap=True)
             for what, quality in subject.qualities():
                 numbers["qualities"][what] = asdict(quality)
                 console.print(f"{name}, {what}: {quality}")

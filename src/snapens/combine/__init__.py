@@ -8,8 +8,8 @@ from .calibration import deep_ensemble_equivalent as deep_ensemble_equivalent
 from .calibration import fit_temperature as fit_temperature
 from .conformal import ConformalSets as ConformalSets
 from .exits import exit_threshold as exit_threshold
-from .fitting import Difference as Difference
 from .fitting import Gain as Gain
+from .fitting import MeanDifference as MeanDifference
 from .fitting import fit as fit
 from .fitting import gains as gains
 from .weights import greedy_weights as greedy_weights

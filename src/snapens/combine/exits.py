@@ -10,6 +10,8 @@ from ..prediction import prefixes
 from ..quality import Answers, Floats, Whole
 from .held_out import check_held_out
 
+_EQUAL = 1e-12  # the largest difference of confidences that differ only by rounding
+
 
 def exit_threshold(outputs: Outputs, combination: Combination | None = None, loss: float = 0.0) -> float | None:
     """The lowest threshold at which early exit raises the error (a fraction) by at most `loss`.
@@ -33,7 +35,7 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     confidence, saved, more_errors = _as_the_threshold_falls(answers)
     below = np.append(confidence[1:], confidence[-1])
     accepted = (more_errors <= loss * examples + 1e-9) & (saved > 0)
-    accepted[:-1] &= below[:-1] < confidence[:-1]  # examples of equal confidence exit together
+    accepted[:-1] &= confidence[:-1] - below[:-1] > _EQUAL  # examples of equal confidence exit together
     if not accepted.any():
         return None
     lowest = int(np.flatnonzero(accepted)[-1])

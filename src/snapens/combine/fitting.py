@@ -51,7 +51,7 @@ def fit(
     return _stages(outputs, members, weights, temperature, exit_loss)[-1].combination
 
 
-class Difference(NamedTuple):
+class MeanDifference(NamedTuple):
     """A mean difference over examples, and its paired standard error."""
 
     mean: float
@@ -66,11 +66,11 @@ class Gain:
     """"temperature", "members", "weights" or "exit_threshold"."""
     nll: float
     """The NLL with this choice, in nats."""
-    nll_gain: Difference
+    nll_gain: MeanDifference
     """By how much the choice lowers the NLL."""
     error: float
     """The error with this choice, a fraction."""
-    error_gain: Difference
+    error_gain: MeanDifference
     """By how much the choice lowers the error."""
     used: float
     """The mean number of members that are evaluated with this choice."""
@@ -110,7 +110,7 @@ def gains(
 def _gain(choice: str, now: dict[str, NDArray[Any]], before: dict[str, NDArray[Any]]) -> Gain:
     lower = {name: before[name].astype(np.float64) - now[name] for name in ("nll", "wrong")}
     nll, error = (
-        Difference(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))) for each in lower.values()
+        MeanDifference(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))) for each in lower.values()
     )
     return Gain(choice, float(now["nll"].mean()), nll, float(now["wrong"].mean()), error, float(now["used"].mean()))
 

@@ -22,7 +22,7 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 def prepared(member: nn.Module, example: Tensor, dtype: torch.dtype, accelerate: Accelerate | None) -> nn.Module:
     """A copy of a member that computes the same scores in `dtype` with autocast; the member is not changed."""
-    network = deepcopy(member)
+    network = deepcopy(member).float()
     if accelerate is None or not accelerate(network):
         network = folded(network, example, kernels=available(example.device))
     for module in network.modules():

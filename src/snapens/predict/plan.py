@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import scores
+from ..batches import class_scores
 from ..combination import Combination
-from ..errors import ArgumentError
+from ..pool import tempered
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,9 @@ class Plan:
 
     def tempered(self, mean: Tensor) -> Tensor:
         """The prediction (batch, classes) for a mean of probabilities."""
-        return mean if self.temperature == 1 else (mean.log() / self.temperature).softmax(-1)
+        return tempered(mean, self.temperature)
 
 
 def probabilities(output: Any) -> Tensor:
     """The softmax of the output of a member, (batch, classes) in float32."""
-    found = scores(output)
-    if not isinstance(found, Tensor) or found.ndim != 2:
-        shown = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "a mapping"
-        raise ArgumentError(f"model must return scores (batch, classes), got {shown}: use Ensemble.predict")
-    return found.to(torch.float32).softmax(-1)
+    return class_scores(output).to(torch.float32).softmax(-1)

@@ -74,7 +74,8 @@ class Predictor:
         self.device = next(iter(tensors(members[0]).values())).device
         self.dtype = _checked_dtype(dtype, self.device)
         self._preprocess = deepcopy(ensemble.preprocess)
-        self._example = self._preprocessed(_checked_example(example)[:_EXAMPLE_ROWS].to(self.device))
+        few = self._preprocessed(_checked_example(example)[:_EXAMPLE_ROWS].to(self.device)).contiguous()
+        self._example = few.float() if few.is_floating_point() else few
         self._largest = sizes[-1]
         with self._on_device():
             self._run = self._prepared(members, Plan.of(ensemble.combination), sizes, together, accelerate)

@@ -9,7 +9,6 @@ from ..lab.records.run import Run
 from ..outputs import Outputs
 from ..prediction import Prediction
 from ..quality import Difference, Quality, Score
-from ..storage import durable
 
 log = logging.getLogger("snapens")
 
@@ -39,10 +38,10 @@ class Fitted:
     @classmethod
     def of(cls, run: Run, outputs: Outputs, quality: Quality, held_out: Outputs | None) -> "Fitted | None":
         """From a run folder; None without a combination, or with a warning if it does not belong to these members."""
-        if not durable.exists(run.path / "combination.json"):
-            return None
         try:
-            combination = Combination.load(run.path).among(outputs.members)
+            if (combination := Combination.find(run.path)) is None:
+                return None
+            combination = combination.among(outputs.members)
         except (ArgumentError, DamagedError) as error:
             log.warning("%s; the report leaves %s out", error, run.path / "combination.json")
             return None

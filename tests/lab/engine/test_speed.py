@@ -1,5 +1,6 @@
 """The comparison of predictions; none of it depends on how long things take."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,6 +112,37 @@ def test_the_command_prints_ratios_and_writes_them(trained, tmp_path, capsys, mo
     ]
     ones = {row["batch"]: row["median_ms"] for row in content["timings"] if row["what"] == "one model"}
     assert all(row["ratio"] == pytest.approx(row["median_ms"] / ones[row["batch"]]) for row in content["timings"])
+
+
+def test_the_command_says_how_many_members_of_the_run_it_uses(trained, capsys, monkeypatch):
+    path, _ = trained
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(speed, "_FEWEST_CALLS", 1)
+    run = Run(path)
+    Combination(tuple((run.identity, step) for step in run.snapshots.steps[1:])).save(path)
+    try:
+        assert main(["bench", "predict", "--run", ".", "--batches", "1", "--seconds", "0", "--device", "cpu"]) == 0
+    finally:
+        (path / "combination.json").unlink()
+    shown = capsys.readouterr().out
+    assert "2 of 3 members (steps 20, 30)" in shown
+    assert shown.splitlines()[-1].startswith("run ")
+
+
+def test_the_network_of_a_run_is_imported_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    Run("run").begin(Settings(network="own:build", dataset="arrays", epochs=1, cycles=1, batch=8).recipe(), {})
+    seen = []
+
+    def of_run(*arguments):
+        seen.extend(sys.path)
+        raise ArgumentError("enough")
+
+    monkeypatch.setattr(speed, "of_run", of_run)
+    assert main(["bench", "predict", "--run", "run", "--device", "cpu"]) == 2
+    assert seen[-1] == str(tmp_path)
 
 
 def test_a_network_by_its_name_gets_random_weights(capsys, monkeypatch):

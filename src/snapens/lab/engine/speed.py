@@ -14,13 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ... import metrics
 from ...combination import Combination
 from ...ensemble import Ensemble
 from ...errors import ArgumentError
 from ...predict import Predictor
 from ...snapshots import Snapshots
-from ...storage import durable
 from ...weights import tensors
 from .. import data, nets
 from ..records.run import Run
@@ -112,7 +110,7 @@ class Subject:
             yield (
                 what,
                 Quality(
-                    100 * float(metrics.error(found.cpu().numpy(), self.labels.cpu().numpy())),
+                    100 * float(wrong.mean()),
                     float(used.double().mean()),
                     float(more.mean()),
                     float(more.std() / len(more) ** 0.5),
@@ -163,8 +161,7 @@ def of_run(
     The combination is that of the folder, if it has one; `threshold` replaces its threshold.
     """
     run = Run(path)
-    combination = Combination.load(path) if durable.exists(path / "combination.json") else None
-    ensemble = run.ensemble(combination=combination, raw=False, device=device)
+    ensemble = run.ensemble(combination=Combination.find(path), raw=False, device=device)
     if threshold is not None:
         ensemble.combination = replace(ensemble.combination, exit_threshold=threshold)
     kernels = run.recipe.network.name in nets.NETWORKS
