@@ -131,6 +131,15 @@ def test_there_is_one_weight_per_member(make_net):
     torch.testing.assert_close(ensemble.predict([X]).double(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e307])
+def test_only_the_ratios_of_weights_matter(make_net, scale):
+    store, networks = trained(make_net)
+    expected = (3 * mean_of(networks[1:2]) + mean_of(networks[2:])) / 4
+    ensemble = Ensemble(store, make_net(), combination=weighted((8, 12), (3 * scale, scale)))
+    torch.testing.assert_close(ensemble(X).double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ensemble.predict([X]).double(), expected, atol=1e-6, rtol=0)
+
+
 def test_a_weight_of_zero_excludes_a_member(make_net):
     store, networks = trained(make_net)
     ensemble = Ensemble(store, make_net(), combination=weighted((4, 8, 12), (1, 1, 0)))

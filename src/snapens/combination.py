@@ -95,14 +95,15 @@ class Combination:
                 f"members must be among {shortened([str(member) for member in existing])}, got {missing[0]}: "
                 "load that run too, or fit the combination again"
             )
-        used = [pair for pair in zip(self.members, self.shares, strict=True) if pair[1]]
+        used = [pair for pair in zip(self.members, self.weights or self.shares, strict=True) if pair[1]]
         members, weights = (tuple(column) for column in zip(*used, strict=True))
         return replace(self, members=members, weights=weights if self.weights else ())
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The weight of each entry of `members`; 1 for each if no weights are given."""
-        return self.weights or (1.0,) * len(self.members)
+        """The weight of each entry of `members`, relative to the largest one; 1 for each if no weights are given."""
+        largest = max(self.weights, default=1.0)  # so that no sum overflows or vanishes in float32
+        return tuple(weight / largest for weight in self.weights) or (1.0,) * len(self.members)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Save it as `combination.json` in a run folder."""

@@ -75,6 +75,7 @@ def test_a_table_shows_the_same_numbers_and_says_which_combination_it_used(folde
     assert "part held_out: 400 examples" in shown
     assert "combination.json: the last 2 of 3 members, temperature 1.000, no early exit" in shown
     assert "classes with the highest errors: " in shown
+    assert "if combination.json was fitted on these examples, its results here are too good" in shown
 
 
 def test_independent_networks_serve_as_a_scale(folder, tmp_path, capsys):

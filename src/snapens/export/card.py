@@ -62,7 +62,7 @@ def card_path(path: Path) -> Path:
 
 
 def _model(graph: Graph, combination: Combination, about: About) -> Iterator[str]:
-    members = zip(combination.members, combination.shares, strict=True)
+    members = zip(combination.members, combination.weights or combination.shares, strict=True)
     snapshots = _count(len(combination.members), "snapshot")
     runs = _count(len({run for run, _ in combination.members}), "training run")
     tempered = f", then the temperature {combination.temperature:g}" if combination.temperature != 1 else ""
