@@ -1,6 +1,6 @@
 """Ensemble: a module that combines the predictions of snapshots."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from os import PathLike
 from typing import Any, Literal, Self
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from .batches import arguments, check_order, count, each, first, joined, scores, second
 from .combination import Combination, Member
-from .errors import ArgumentError, MismatchError, shortened
+from .errors import ArgumentError
 from .outputs import Outputs
 from .pool import Pool, tempered
-from .snapshots import Entry, Snapshots
-from .weights import tensors, unwrap
+from .replicas import Replicas
+from .snapshots import Snapshots
 
 Progress = Callable[[int, int | None], object]
 
@@ -69,11 +69,8 @@ class Ensemble(nn.Module):
         self._runs = _by_identity(snapshots)
         existing = [(run, step) for run, store in self._runs.items() for step in store.steps]
         self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
-        self._entries: dict[Member, Mapping[str, Entry]] = {}  # the tensors of each member that was used so far
-        self._replicas = nn.ModuleList([_copied(model, device)])
-        self.preprocess = None if preprocess is None else deepcopy(preprocess).to(self._device)
-        self._slots: dict[Member, int] = {}  # the replica of each resident member
-        self._loaded: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
+        self._replicas = Replicas(model, device, resident)
+        self.preprocess = None if preprocess is None else deepcopy(preprocess).to(self._replicas.device)
         if last is not None:
             combination = Combination.last(last)
         self.combination = combination or Combination(tuple(self._existing))
@@ -103,12 +100,9 @@ class Ensemble(nn.Module):
             raise ArgumentError("combination must have no temperature and no exit_threshold if activation is None")
         chosen = combination.among(self._existing)
         for run, step in chosen.members:
-            if (run, step) not in self._entries:
-                entries = self._runs[run].entries(step)
-                _check_fit(step, entries, tensors(self._replicas[0]))
-                self._entries[run, step] = entries
+            self._replicas.add((run, step), self._runs[run])
         for member in chosen.members[::-1] if self.resident else chosen.members[-1:]:
-            self._member(member)
+            self._replicas.holding(member)
         self._combination = chosen
 
     @property
@@ -130,7 +124,7 @@ class Ensemble(nn.Module):
         """The modules of the members, in the order of `combination.members`; only for resident members."""
         if not self.resident:
             raise ArgumentError("resident must be True for separate members, got False: build another ensemble")
-        return tuple(self._member(member) for member in self.combination.members)
+        return tuple(self._replicas.holding(member) for member in self.combination.members)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The prediction for one batch, from all members; the arguments are those of the model."""
@@ -189,7 +183,7 @@ class Ensemble(nn.Module):
 
         def add(member: Member, share: float, k: int, batch: Any) -> Any:
             args, kwargs = self._arguments(inputs(batch))
-            found = self._log_probabilities(scores(self._member(member)(*args, **kwargs)))
+            found = self._log_probabilities(scores(self._replicas.holding(member)(*args, **kwargs)))
             if len(rows.setdefault(member, [])) == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
             rows[member].append(found)
@@ -237,19 +231,15 @@ class Ensemble(nn.Module):
         """The members, in the order in which they are evaluated, with their weights."""
         return list(zip(self.combination.members, self.combination.shares, strict=True))[::-1]
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(tensors(self._replicas[0]).values())).device
-
     def _arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._prepared(*arguments(inputs, self._device))
+        return self._prepared(*arguments(inputs, self._replicas.device))
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the members."""
         return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(self.activated, scores(self._member(member)(*args, **kwargs)))
+        return each(self.activated, scores(self._replicas.holding(member)(*args, **kwargs)))
 
     def _log_probabilities(self, scores: Any) -> Tensor:
         """(examples, classes) in float16 on the CPU."""
@@ -273,73 +263,6 @@ class Ensemble(nn.Module):
 
     def _tempered(self, mean: Tensor) -> Tensor:
         return tempered(mean, self.combination.temperature, self.dim)
-
-    def _member(self, member: Member) -> nn.Module:
-        """The replica of a member, after reading the tensors that it does not hold yet."""
-        slot, entries = (self._slots.get(member, len(self._slots)) if self.resident else 0), self._entries[member]
-        if slot == len(self._replicas):
-            replica, shared = self._sibling(entries)
-            _read(entries, shared, replica)
-            self._replicas.append(replica)  # complete: it shares tensors that must not be overwritten later
-            self._loaded.append(entries)
-        elif self._loaded[slot] is not entries:
-            held, self._loaded[slot] = self._loaded[slot], {}
-            _read(entries, held, self._replicas[slot])
-            self._loaded[slot] = entries
-        self._slots[member] = slot
-        return self._replicas[slot]
-
-    @torch.inference_mode(False)
-    def _sibling(self, entries: Mapping[str, Entry]) -> tuple[nn.Module, Mapping[str, Entry]]:
-        """Another replica, and what it shares: the tensors of equal content that are already on the device."""
-        bank: dict[Entry, Tensor] = {}
-        for replica, held in zip(self._replicas, self._loaded, strict=True):
-            bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
-        shared = {name: entry for name, entry in entries.items() if entry in bank}
-        newest = tensors(self._replicas[0])
-        return deepcopy(self._replicas[0], {id(newest[name]): bank[entry] for name, entry in shared.items()}), shared
-
-
-@torch.no_grad()
-def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.Module) -> None:
-    """Copy the tensors of a member into a replica, except those that it holds."""
-    live = tensors(replica)
-    for name, entry in entries.items():
-        if held.get(name) != entry:
-            live[name].copy_(entry.read())
-
-
-@torch.inference_mode(False)
-def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
-    if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
-        raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
-    try:
-        copy = deepcopy(unwrap(model))
-    except Exception as error:
-        raise ArgumentError(f"model must support copy.deepcopy, got {error}: pass another instance") from error
-    return copy.to(device).eval().requires_grad_(False)
-
-
-def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor]) -> None:
-    """Require that a snapshot has exactly the tensors of the model, with the same shapes."""
-    wrong = [f"missing {name}" for name in live.keys() - entries.keys()]
-    wrong += [f"extra {name}" for name in entries.keys() - live.keys()]
-    firsts: dict[int, str] = {}
-    for name in sorted(live.keys() & entries.keys()):
-        stored, wanted, tied = entries[name], live[name], firsts.setdefault(id(live[name]), name)
-        if stored.shape != tuple(wanted.shape):
-            wrong.append(f"{name} has shape {stored.shape}, the model's is {tuple(wanted.shape)}")
-        elif stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
-            wrong.append(f"{name} has dtype {stored.dtype}, the model's is {wanted.dtype}")
-        elif entries[tied] != stored:
-            wrong.append(f"{name} is tied to {tied} in the model only")
-    if wrong:
-        raise MismatchError(
-            f"model must have the architecture of the snapshot of step {step}, "
-            f"got {shortened(sorted(wrong), separator='; ')}: build that architecture"
-        )
 
 
 def _by_identity(snapshots: Snapshots | Sequence[Snapshots]) -> dict[str, Snapshots]:

@@ -1,0 +1,106 @@
+"""Replicas: copies of a model that hold the members of an ensemble."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from .combination import Member
+from .errors import ArgumentError, MismatchError, shortened
+from .snapshots import Entry, Snapshots
+from .weights import tensors, unwrap
+
+
+class Replicas(nn.ModuleList):
+    """One replica per member if they are resident, otherwise one through which members are streamed.
+
+    A member is a set of entries: where each tensor is stored. Equal entries have equal content, so resident replicas
+    share tensors, and a streamed replica reads only the tensors that differ.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device | str | None, resident: bool) -> None:
+        super().__init__([_copied(model, device)])
+        self._resident = resident
+        self._entries: dict[Member, Mapping[str, Entry]] = {}  # of each member that was added
+        self._slots: dict[Member, int] = {}  # the replica of each resident member
+        self._held: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(iter(tensors(self[0]).values())).device
+
+    def add(self, member: Member, snapshots: Snapshots) -> None:
+        """Make a member known, without reading its tensors."""
+        if member not in self._entries:
+            entries = snapshots.entries(member[1])
+            _check_fit(member[1], entries, tensors(self[0]))
+            self._entries[member] = entries
+
+    def holding(self, member: Member) -> nn.Module:
+        """The replica of a member, after reading the tensors that it does not hold yet."""
+        slot, entries = (self._slots.get(member, len(self._slots)) if self._resident else 0), self._entries[member]
+        if slot == len(self):
+            replica, shared = self._sibling(entries)
+            _read(entries, shared, replica)
+            self.append(replica)  # complete: it shares tensors that must not be overwritten later
+            self._held.append(entries)
+        elif self._held[slot] is not entries:
+            held, self._held[slot] = self._held[slot], {}
+            _read(entries, held, self[slot])
+            self._held[slot] = entries
+        self._slots[member] = slot
+        return self[slot]
+
+    @torch.inference_mode(False)
+    def _sibling(self, entries: Mapping[str, Entry]) -> tuple[nn.Module, Mapping[str, Entry]]:
+        """Another replica, and what it shares: the tensors of equal content that are already on the device."""
+        bank: dict[Entry, Tensor] = {}
+        for replica, held in zip(self, self._held, strict=True):
+            bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
+        shared = {name: entry for name, entry in entries.items() if entry in bank}
+        newest = tensors(self[0])
+        return deepcopy(self[0], {id(newest[name]): bank[entry] for name, entry in shared.items()}), shared
+
+
+@torch.no_grad()
+def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.Module) -> None:
+    """Copy the tensors of a member into a replica, except those that it holds."""
+    live = tensors(replica)
+    for name, entry in entries.items():
+        if held.get(name) != entry:
+            live[name].copy_(entry.read())
+
+
+@torch.inference_mode(False)
+def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
+    if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
+        raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
+    try:
+        copy = deepcopy(unwrap(model))
+    except Exception as error:
+        raise ArgumentError(f"model must support copy.deepcopy, got {error}: pass another instance") from error
+    return copy.to(device).eval().requires_grad_(False)
+
+
+def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor]) -> None:
+    """Require that a snapshot has exactly the tensors of the model, with the same shapes."""
+    wrong = [f"missing {name}" for name in live.keys() - entries.keys()]
+    wrong += [f"extra {name}" for name in entries.keys() - live.keys()]
+    firsts: dict[int, str] = {}
+    for name in sorted(live.keys() & entries.keys()):
+        stored, wanted, tied = entries[name], live[name], firsts.setdefault(id(live[name]), name)
+        if stored.shape != tuple(wanted.shape):
+            wrong.append(f"{name} has shape {stored.shape}, the model's is {tuple(wanted.shape)}")
+        elif stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
+            wrong.append(f"{name} has dtype {stored.dtype}, the model's is {wanted.dtype}")
+        elif entries[tied] != stored:
+            wrong.append(f"{name} is tied to {tied} in the model only")
+    if wrong:
+        raise MismatchError(
+            f"model must have the architecture of the snapshot of step {step}, "
+            f"got {shortened(sorted(wrong), separator='; ')}: build that architecture"
+        )
