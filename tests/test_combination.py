@@ -56,9 +56,9 @@ def test_the_last_m_members_have_equal_weights_and_no_exit():
         ({"newest": 2, "temperature": float("inf")}, "temperature must be a finite number"),
         (
             {"newest": 2, "exit_threshold": 0.0},
-            r"exit_threshold must be greater than 0 and at most 1, or None, got 0\.0",
+            r"exit_threshold must be greater than 0 and less than 1, or None to evaluate all members, got 0\.0",
         ),
-        ({"newest": 2, "exit_threshold": 1.5}, "exit_threshold must be greater than 0 and at most 1"),
+        ({"newest": 2, "exit_threshold": 1.0}, "exit_threshold must be greater than 0 and less than 1"),
     ],
 )
 def test_a_combination_that_breaks_a_rule_is_rejected(values, message):

@@ -453,7 +453,7 @@ def exits(networks, shares, threshold, x):
     return torch.stack(found), used
 
 
-@pytest.mark.parametrize("threshold", [0.01, 0.4, 0.45, 1.0])
+@pytest.mark.parametrize("threshold", [0.01, 0.4, 0.45, 0.9999])
 def test_predict_stops_at_the_threshold_and_evaluates_only_undecided_examples(make_net, resident, threshold):
     store, networks = trained(make_net)
     expected, used = exits(networks, (3, 1, 2), threshold, X)
@@ -493,7 +493,7 @@ def test_the_temperature_is_applied_to_the_logarithm_of_the_mean(make_net, resid
 
 def test_early_exit_needs_one_tensor_of_probabilities_and_one_row_per_example(make_net):
     store, _ = trained(make_net)
-    exit_early = Combination(newest=2, exit_threshold=1.0)
+    exit_early = Combination(newest=2, exit_threshold=0.99999)
     with pytest.raises(ArgumentError, match=r"exit_threshold must be None unless .*, got \(2, 5, 4, 4\)"):
         Ensemble(pair(A, B), Shaped(A, lambda t: t), combination=exit_early).predict([X])
     with pytest.raises(ArgumentError, match=r"exit_threshold must be None unless .*, got a mapping"):

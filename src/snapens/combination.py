@@ -61,9 +61,10 @@ class Combination:
             )
         if not 0 < self.temperature < math.inf:
             raise ArgumentError(f"temperature must be a finite number greater than 0, got {self.temperature}")
-        if self.exit_threshold is not None and not 0 < self.exit_threshold <= 1:
+        if self.exit_threshold is not None and not 0 < self.exit_threshold < 1:
             raise ArgumentError(
-                f"exit_threshold must be greater than 0 and at most 1, or None, got {self.exit_threshold}"
+                f"exit_threshold must be greater than 0 and less than 1, or None to evaluate all members, "
+                f"got {self.exit_threshold}"
             )
 
     @classmethod

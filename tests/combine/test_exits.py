@@ -88,3 +88,11 @@ def test_a_loss_that_is_no_fraction_is_rejected(make_outputs, loss):
 def test_the_test_part_is_rejected(make_outputs):
     with pytest.raises(ArgumentError, match="got the part 'test'"):
         exit_threshold(make_outputs(part="test"))
+
+
+def test_examples_with_a_confidence_of_1_can_exit():
+    p = np.array([[[0.4, 0.6], [0.4, 0.6]], [[1.0, 0.0], [1.0, 0.0]]])
+    with np.errstate(divide="ignore"):
+        outputs = Outputs((("a", 1), ("a", 2)), np.log(p).astype(np.float16), np.array([0, 0]))
+    found = Prediction.of(outputs, Combination(outputs.members, exit_threshold=exit_threshold(outputs)))
+    assert found.used.tolist() == [1, 1]

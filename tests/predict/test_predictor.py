@@ -72,7 +72,7 @@ def test_the_preprocessing_of_the_ensemble_comes_first(engine):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 12, 16, 17, 37])
-@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.9, 0.999])
 def test_each_row_stops_where_a_naive_loop_stops(engine, rows, threshold):
     ensemble = ensemble_of(
         Residual, 5, sharpness=6.0, weights=(3, 2, 0, 1.5, 1), temperature=1.7, exit_threshold=threshold

@@ -39,7 +39,8 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     if not accepted.any():
         return None
     lowest = int(np.flatnonzero(accepted)[-1])
-    return float((confidence[lowest] + below[lowest]) / 2)  # between two confidences: rounding cannot change an exit
+    middle = (confidence[lowest] + below[lowest]) / 2  # between two confidences: rounding cannot change an exit
+    return min(float(middle), float(np.nextafter(1, 0)))
 
 
 def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:
