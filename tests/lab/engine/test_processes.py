@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def end_terminated():
 def test_every_process_returns_its_result():
     first, second = apart(2, os.getpid)
     assert len({first, second, os.getpid()}) == 3
+
+
+def test_an_interrupt_while_processes_are_started_is_not_lost(monkeypatch):
+    start = SpawnProcess.start
+
+    def interrupted(process):
+        start(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        apart(1, os.getpid)
 
 
 def test_an_error_in_a_process_is_raised_here_with_its_traceback():

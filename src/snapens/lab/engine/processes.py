@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -21,7 +21,8 @@ def apart(processes: int, function: Callable[..., Any], *arguments: Any) -> list
     context = get_context("spawn")
     children: list[tuple[SpawnProcess, Connection]] = []
     try:
-        with _ignored(signal.SIGINT):  # children inherit this: on Ctrl-C this process ends them
+        resource_tracker.ensure_running()  # starting it later would unblock the signal
+        with _blocked(signal.SIGINT):  # children inherit this: on Ctrl-C this process ends them
             for _ in range(processes):
                 ours, theirs = context.Pipe()
                 child = context.Process(target=_call, args=(theirs, function, arguments))
@@ -63,9 +64,10 @@ def _result(child: SpawnProcess, connection: Connection) -> Any:
 
 
 @contextmanager
-def _ignored(number: int) -> Iterator[None]:
-    before = signal.signal(number, signal.SIG_IGN)
+def _blocked(number: int) -> Iterator[None]:
+    """Deliver a signal to this process only afterwards; processes that are started meanwhile never receive it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
     finally:
-        signal.signal(number, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
