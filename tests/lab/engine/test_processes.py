@@ -26,7 +26,8 @@ def wait(parent):
         os.write(1, b"cleaned up\\n")
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a job in the background inherits that SIGINT is ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         apart(1, wait, os.getpid())
     except KeyboardInterrupt:
@@ -61,8 +62,12 @@ def test_an_interrupt_while_processes_are_started_is_not_lost(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(SpawnProcess, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        apart(1, os.getpid)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            apart(1, os.getpid)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_error_in_a_process_is_raised_here_with_its_traceback():
