@@ -421,6 +421,12 @@ def test_inputs_and_targets_are_taken_from_a_batch_as_the_caller_says(make_net):
             ensemble.outputs([batch], inputs=lambda b: X[:2])
 
 
+def test_labels_with_fractions_are_rejected(make_net):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match=r"targets must be class indices, got torch\.float32 with fractions"):
+        Ensemble(store, make_net()).outputs([(X, torch.full((10,), 0.7))])
+
+
 def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
     store, networks = trained(make_net)
     batch = (X, torch.zeros(10))

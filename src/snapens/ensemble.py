@@ -191,7 +191,10 @@ class Ensemble(nn.Module):
 
         self._visit(loader, add, progress)
         found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
-        return Outputs(self.combination.members, np.stack(found), torch.cat(labels).long().numpy())
+        given = torch.cat(labels)
+        if not torch.equal(given.long().to(given.dtype), given):
+            raise ArgumentError(f"targets must be class indices, got {given.dtype} with fractions: pass targets=")
+        return Outputs(self.combination.members, np.stack(found), given.long().numpy())
 
     def activated(self, scores: Tensor) -> Tensor:
         """The probabilities, in float32 or wider, for the scores of a member."""
