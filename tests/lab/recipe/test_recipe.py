@@ -157,7 +157,7 @@ def test_a_teacher_combines_the_members_of_a_combination_and_never_exits_early()
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Teacher("a", ()), r"members must be at least one \(run, step\)"),
+        (lambda: Teacher("a", ()), r"members must have at least one \(run, step\)"),
         (lambda: Teacher("a", (4, 4)), "members must be distinct"),
         (lambda: Teacher("a", (4,), (-1.0,)), "weights must be 1 finite numbers of at least 0"),
         (lambda: Teacher("a", (4,), temperature=0.0), "temperature must be a finite number greater than 0, got 0.0"),
