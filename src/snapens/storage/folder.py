@@ -101,7 +101,7 @@ class Folder:
             possible += [(name, (file, first)), (name, places.get(first, (file, first)))]
         items = _items(file, places, tensors, tied)
         with durable.writing(f"the snapshot of step {step} in {self.path}"):
-            durable.make_subfolder(self._files)  # nobody replaced it by a link
+            durable.make_subfolder(self._files)  # rejects a link that has replaced the folder
             self._generations.sweep(self._generations.listed())  # files of a failed commit may fill the disk
             digest = tensorfile.stream(self._files / file, specs, items, About(run, "snapshot", step), possible)
             self._known[file] = tensorfile.header(self._files / file)

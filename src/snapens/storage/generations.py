@@ -40,7 +40,10 @@ class Generations:
         self._base = content, frozenset(files)
 
     def guard(self, lock: durable.WriterLock, content: bytes, files: Collection[str] = ()) -> None:
-        """From now on require the lock, and that nobody else changes the JSON file, which was read under it."""
+        """Require from now on that this writer holds the lock and that the JSON file does not change otherwise.
+
+        `content` is what was read from the file while the lock was held.
+        """
         self._lock, self._on_disk = lock, {content: frozenset(files)}
 
     def listed(self) -> frozenset[str]:
