@@ -50,3 +50,14 @@ def make_outputs():
         return Outputs(names, (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float16), labels, part)
 
     return make
+
+
+def score(means, labels):
+    """Error, NLL and ECE of (examples, classes), one example at a time."""
+    wrong, nll, bins = 0, 0.0, {}
+    for p, label in zip(means, labels, strict=True):
+        wrong += int(np.argmax(p) != label)
+        nll -= np.log(p[label])
+        place = min(max(int(np.ceil(p.max() * 15)) - 1, 0), 14)
+        bins.setdefault(place, []).append((np.argmax(p) == label) - p.max())
+    return wrong / len(labels), nll / len(labels), sum(abs(sum(gaps)) for gaps in bins.values()) / len(labels)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import score
 
 from snapens import quality as module
 from snapens.lab.records.run import Run
@@ -50,17 +51,6 @@ def outputs(members=4, examples=60, classes=5, seed=0):
 def softmax(log_probabilities):
     p = np.exp(log_probabilities.astype(np.float64))
     return p / p.sum(-1, keepdims=True)
-
-
-def score(means, labels):
-    """Error, NLL and ECE of (examples, classes), one example at a time."""
-    wrong, nll, bins = 0, 0.0, {}
-    for p, label in zip(means, labels, strict=True):
-        wrong += int(np.argmax(p) != label)
-        nll -= np.log(p[label])
-        place = min(max(int(np.ceil(p.max() * 15)) - 1, 0), 14)
-        bins.setdefault(place, []).append((np.argmax(p) == label) - p.max())
-    return wrong / len(labels), nll / len(labels), sum(abs(sum(gaps)) for gaps in bins.values()) / len(labels)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 8 * 4 * 5 * 7, 1 << 24])  # one example, seven examples, all at once

@@ -3,7 +3,8 @@
 import folders
 import numpy as np
 import pytest
-from plain import score, words
+from conftest import score
+from plain import words
 
 from snapens import Combination
 from snapens.report import page

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import tiny
 import torch
-from plain import score
+from conftest import score
 from scipy.stats import binomtest
 
 from snapens.errors import ArgumentError, DamagedError, MismatchError
