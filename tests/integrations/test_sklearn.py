@@ -1,7 +1,11 @@
 """The scikit-learn estimators: scikit-learn's own checks, its tools, and what they compute."""
 
 import pickle
+import re
+import runpy
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from snapens.errors import ArgumentError
 from snapens.integrations.sklearn import SnapshotClassifier, SnapshotRegressor
 
+ROOT = Path(__file__).parents[2]
 IRIS = load_iris(return_X_y=True)
 QUICK = {"cycles": 2, "epochs": 4, "hidden": (8,), "random_state": 0}
 
@@ -223,3 +228,22 @@ def test_a_row_of_weight_zero_is_not_used():
     spoiled = np.where(weights[:, None] > 0, x, 1e9)
     first, second = (SnapshotClassifier(**QUICK).fit(rows, y, sample_weight=weights) for rows in (x, spoiled))
     np.testing.assert_array_equal(first.predict_proba(x), second.predict_proba(x))
+
+
+def test_the_code_of_the_page_runs():
+    names = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/scikit-learn.md").read_text(), flags=re.DOTALL):
+        exec(block, names)
+    assert names["classifier"].ensemble_.last == 3
+    assert names["classifier"].score(names["X_test"], names["y_test"]) > 0.9
+    assert names["search"].best_score_ > 0.9
+
+
+def test_the_benchmark_compares_three_predictors_on_five_data_sets(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tabular.py", "--splits", "2", "--epochs", "5"])
+    runpy.run_path(str(ROOT / "bench/tabular.py"), run_name="__main__")
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "n = 2 splits" in first
+    rows = [line for line in lines if "±" in line]
+    assert len(rows) == 4 * 2 + 1  # error and NLL of four classifiers, and the error of one regressor
+    assert all(len(re.findall(r"[+-][\d.]+ ± [\d.]+", row)) == 3 for row in rows)
