@@ -1,7 +1,10 @@
 """The code of docs/frameworks.md runs, and a run that is stopped and resumed has the snapshots of a plain loop."""
 
 import logging
+import os
 import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from snapens import CyclicCosine, Ensemble, SnapshotEnsembler
 
-PAGE = (Path(__file__).parents[2] / "docs/frameworks.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/frameworks.md").read_text()
 COMMON = re.search(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[1]
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n.*?^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE))
 EPOCHS, CYCLES, STEPS_PER_EPOCH, STOP = 3, 3, 5, 8  # cycles of 5 steps; STOP is in mid-cycle and mid-epoch
@@ -153,6 +157,28 @@ def test_the_code_of_the_page_keeps_a_snapshot_per_cycle(section, package, steps
     with torch.no_grad():
         error = (found["ensemble"](found["held_out_x"]).argmax(1) != found["held_out_y"]).double().mean()
     assert error < 0.15  # chance is 0.5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("section", "package", "steps"),
+    [("Lightning Fabric", "lightning.fabric", (12, 24, 36)), ("Accelerate", "accelerate", (6, 12, 18))],
+)
+def test_the_code_of_the_page_keeps_a_snapshot_per_cycle_in_two_processes(section, package, steps, tmp_path):
+    pytest.importorskip(package)
+    code = COMMON + SECTIONS[section].replace("devices=1", "devices=2")
+    script = tmp_path / "page.py"
+    script.write_text(
+        code + f"assert ensembler.snapshots.steps == ensemble.steps == {steps}\nprint('a rank is done')\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launcher = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", *launcher, str(script)]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.count("a rank is done") == 2
 
 
 def test_skorch_predicts_the_mean_of_the_softmax_of_the_members():

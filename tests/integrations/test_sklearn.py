@@ -23,6 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from snapens import SnapshotEnsembler
 from snapens.errors import ArgumentError
 from snapens.integrations.sklearn import SnapshotClassifier, SnapshotRegressor
 
@@ -104,6 +105,18 @@ def test_the_snapshots_are_those_of_a_plain_loop():
     assert len(members) == 2
     for member, expected in zip(found.ensemble_.members, members, strict=True):
         torch.testing.assert_close(member.state_dict(), expected)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [({}, 0.5), ({"weight_decay": 0.1}, 0.1), ({"optimizer": torch.optim.SGD}, 0.0)],
+)
+def test_weight_decay_is_the_default_of_the_optimizer_unless_it_is_given(parameters, expected, monkeypatch):
+    found = []
+    step = SnapshotEnsembler.step
+    monkeypatch.setattr(SnapshotEnsembler, "step", lambda self: (found.append(self.optimizer), step(self))[1])
+    SnapshotClassifier(**QUICK, **parameters).fit(*IRIS)
+    assert {optimizer.param_groups[0]["weight_decay"] for optimizer in found} == {expected}
 
 
 def test_the_same_random_state_gives_the_same_estimator_and_leaves_that_of_torch_alone():
@@ -189,6 +202,7 @@ def test_an_estimator_that_is_not_fitted_says_so():
         ({"epochs": 2.5}, "epochs must be an int of at least 1, got 2.5"),
         ({"batch_size": -1}, "batch_size must be an int of at least 1, got -1"),
         ({"hidden": (8, 0)}, "hidden[1] must be an int of at least 1, got 0"),
+        ({"hidden": 100}, "hidden must be a tuple with one width per layer, such as (100,), got 100"),
         ({"cycles": 5, "epochs": 3}, "epochs must be at least cycles=5, got 3: raise epochs or lower cycles"),
         ({"last": 6}, "last must be None or between 1 and cycles=5, got 6"),
         ({"last": 0}, "last must be None or between 1 and cycles=5, got 0"),

@@ -30,6 +30,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 Array = NDArray[Any]
+ADAMW = partial(torch.optim.AdamW, weight_decay=0.5, fused=True)  # unlike SGD, it multiplies the decay by the rate
 ROWS_PER_PREDICTION = 4096  # a larger table is predicted in several batches
 
 
@@ -60,7 +61,7 @@ class _SnapshotEstimator(BaseEstimator):
         batch_size: int = 32,
         optimizer: Callable[..., torch.optim.Optimizer] | None = None,
         lr: float = 0.01,
-        weight_decay: float = 0.5,
+        weight_decay: float | None = None,
         last: int | None = None,
         random_state: Any = None,
         device: torch.device | str = "cpu",
@@ -89,8 +90,9 @@ class _SnapshotEstimator(BaseEstimator):
         device, x = torch.device(self.device), data[0]
         with _seeded(check_random_state(self.random_state).randint(np.iinfo(np.int32).max), device):
             model = self._model(x.shape[1], outputs).to(device)
-            build = partial(torch.optim.AdamW, fused=True) if self.optimizer is None else self.optimizer
-            optimizer = build(model.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+            build = ADAMW if self.optimizer is None else self.optimizer
+            decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+            optimizer = build(model.parameters(), lr=self.lr, **decay)
             rows, targets, weights = (_tensor(array, model).to(device) for array in data)
             prepare = None
             if self.module is None:
@@ -133,6 +135,8 @@ class _SnapshotEstimator(BaseEstimator):
         return built
 
     def _check_parameters(self) -> None:
+        if not isinstance(self.hidden, (tuple, list)):
+            raise ArgumentError(f"hidden must be a tuple with one width per layer, such as (100,), got {self.hidden!r}")
         counts = {"cycles": self.cycles, "epochs": self.epochs, "batch_size": self.batch_size}
         counts |= {f"hidden[{k}]": width for k, width in enumerate(self.hidden)}
         for name, value in counts.items():
@@ -159,8 +163,9 @@ class SnapshotClassifier(ClassifierMixin, _SnapshotEstimator):
       your own receives the features as they are, in its own precision, and returns scores (rows, classes).
     - `cycles`, `epochs`, `batch_size`: the number of snapshots, the passes over the data for all cycles together, and
       the rows per step.
-    - `optimizer`: a function (parameters, lr=, weight_decay=), such as `torch.optim.SGD`; None for AdamW.
-    - `lr`, `weight_decay`: the peak of the rate in each cycle, and the optimizer's weight decay.
+    - `optimizer`: a function (parameters, lr=), such as `torch.optim.SGD`; None for AdamW with a weight decay of 0.5.
+    - `lr`: the peak of the rate in each cycle.
+    - `weight_decay`: passed to the optimizer, unless it is None.
     - `last`: predict with the last m snapshots; None for all.
     - `random_state`: an int makes `fit` repeatable; the random state of torch does not change.
     - `device`: where to train and predict.
