@@ -99,7 +99,8 @@ def rows(splits: int, epochs: int | None) -> Iterator[str]:
         for k, score in enumerate(["RMSE"] if regression else ["error %", "NLL"]):
             differences = table[:, :1, k] - table[:, 1:, k]
             errors = differences.std(axis=0, ddof=1) / np.sqrt(splits)
-            cells = [f"{mean:+.3f} ± {error:.3f}" for mean, error in zip(differences.mean(axis=0), errors, strict=True)]
+            means = differences.mean(axis=0).round(3) + 0.0  # not -0.0
+            cells = [f"{mean:+.3f} ± {error:.3f}" for mean, error in zip(means, errors, strict=True)]
             cells = [f"{name}, {score}", f"{table[:, 0, k].mean():.3f}", *cells, f"{ratio:.2f} ×"]
             yield f"| {' | '.join(cells)} |"
 

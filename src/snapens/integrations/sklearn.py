@@ -87,26 +87,29 @@ class _SnapshotEstimator(BaseEstimator):
     ) -> Self:
         """Train on rows (rows, features), targets and weights; `losses` returns one value per row."""
         self._check_parameters()
-        device, x = torch.device(self.device), data[0]
+        device = torch.device(self.device)
         with _seeded(check_random_state(self.random_state).randint(np.iinfo(np.int32).max), device):
-            model = self._model(x.shape[1], outputs).to(device)
+            model = self._model(data[0].shape[1], outputs).to(device)
             build = ADAMW if self.optimizer is None else self.optimizer
             decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
             optimizer = build(model.parameters(), lr=self.lr, **decay)
             rows, targets, weights = (_tensor(array, model).to(device) for array in data)
             prepare = None
             if self.module is None:
-                scaler = StandardScaler().fit(x, sample_weight=data[2])
+                scaler = StandardScaler().fit(data[0], sample_weight=data[2])
                 prepare = Affine(1 / scaler.scale_, -scaler.mean_ / scaler.scale_).to(device)
                 rows = prepare(rows)
             _check_outputs(model, rows, outputs)
-            batches = math.ceil(len(x) / self.batch_size)
+            batches = math.ceil(len(rows) / self.batch_size)
             schedule = CyclicCosine(int(self.epochs) * batches, int(self.cycles))
             ensembler = SnapshotEnsembler(model.train(), optimizer, schedule)
             for _ in range(self.epochs):
-                for batch in torch.randperm(len(x)).to(device).tensor_split(batches):  # equal sizes, at most one apart
-                    loss = (losses(model(rows[batch]), targets[batch]) * weights[batch]).mean()
-                    loss.backward()  # type: ignore[no-untyped-call]
+                order = torch.randperm(len(rows)).to(device)
+                # tensor_split: no batch is much smaller than the others, as BatchNorm needs
+                parts = (tensor[order].tensor_split(batches) for tensor in (rows, targets, weights))
+                for x, y, w in zip(*parts, strict=True):
+                    loss = (losses(model(x), y) * w).mean()
+                    loss.backward()
                     optimizer.step()
                     optimizer.zero_grad()
                     ensembler.step()
