@@ -32,10 +32,13 @@ def _in_a_temporary_folder(tmp_path, monkeypatch):
         state.GradientState._reset_state()
 
 
-def names_after(section):
+def names_after(section, changes=None):
     """The names that the code of a section defines, after the code that all sections share."""
-    names = {"__name__": "page"}
-    exec(COMMON + SECTIONS[section], names)
+    names, code = {"__name__": "page"}, COMMON + SECTIONS[section]
+    for old, new in (changes or {}).items():
+        assert old in code
+        code = code.replace(old, new)
+    exec(code, names)
     return names
 
 
@@ -181,14 +184,22 @@ def test_the_code_of_the_page_keeps_a_snapshot_per_cycle_in_two_processes(sectio
     assert output.count("a rank is done") == 2
 
 
-def test_skorch_predicts_the_mean_of_the_softmax_of_the_members():
+@pytest.mark.parametrize(
+    ("changes", "right"),
+    [
+        ({}, True),
+        ({'output="log_probabilities"': "", "verbose=0": "verbose=0, predict_nonlinearity=None"}, True),
+        ({'output="log_probabilities"': ""}, False),  # softmax of probabilities
+    ],
+)
+def test_skorch_predicts_the_mean_of_the_softmax_of_the_members_in_the_two_documented_ways(changes, right):
     pytest.importorskip("skorch")
-    found = names_after("skorch")
+    found = names_after("skorch", changes)
     members = found["classifier"].module_.members
     assert len(members) == 3
     with torch.no_grad():
         expected = torch.stack([member(found["held_out_x"]).softmax(-1) for member in members]).mean(0)
-    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+    assert np.allclose(found["probabilities"], expected, atol=1e-6) == right
 
 
 def test_optuna_compares_trials_by_their_completed_steps():
