@@ -1,6 +1,10 @@
 """What happens under FSDP2 (`fully_shard`) in two processes; see `two_ranks.py`."""
 
+import contextlib
+import re
 import resource
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -265,6 +269,21 @@ def a_run_resumes_in_mid_cycle(rank, path):
             equal(Snapshots(path / "run").load(step), snapshot)
 
 
+def the_code_of_the_docs_runs(rank, path):
+    page = (Path(__file__).parent.parent / "docs/distributed.md").read_text()
+    first, resume = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    generator = torch.Generator().manual_seed(rank)
+    data = [(torch.randn(6, 4, generator=generator), torch.arange(6) % 5) for _ in range(4)]
+    names = {"Net": partial(Net, classes=5), "mesh": mesh(), "batches": data}
+    with contextlib.chdir(path):
+        exec(first, names)
+        assert names["ensemble"].steps == (2, 4)
+        exec(resume, names)
+        assert names["ensembler"].completed == 4
+        assert names["ensembler"].ensemble(model=Net(classes=5)).steps == (2, 4)
+        assert [group["initial_lr"] for group in names["optimizer"].param_groups] == [0.1]
+
+
 SCENARIOS = (
     a_snapshot_is_what_torch_gathers,
     a_compiled_model_is_unwrapped,
@@ -283,4 +302,5 @@ SCENARIOS = (
     fresh_weights_are_those_of_rank_0,
     an_ensemble_needs_a_plain_model,
     a_run_resumes_in_mid_cycle,
+    the_code_of_the_docs_runs,
 )
