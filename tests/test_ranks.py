@@ -26,15 +26,33 @@ def test_all_scenarios_end_on_both_ranks(tmp_path):
     assert {path.name for path in tmp_path.glob("rank *")} == {"rank 0 has finished", "rank 1 has finished"}
 
 
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_fsdp1_is_rejected(tmp_path):
+def test_fsdp1_is_rejected(one_rank):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    try:
-        model = FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
-        with pytest.raises(ArgumentError, match=r"FSDP1.*use torch.distributed.fsdp.fully_shard \(FSDP2\)"):
-            SnapshotEnsembler(model, torch.optim.SGD(model.parameters(), lr=0.1), CyclicCosine(4, 2))
-    finally:
-        dist.destroy_process_group()
+    model = FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
+    with pytest.raises(ArgumentError, match=r"FSDP1.*use torch.distributed.fsdp.fully_shard \(FSDP2\)"):
+        SnapshotEnsembler(model, torch.optim.SGD(model.parameters(), lr=0.1), CyclicCosine(4, 2))
+
+
+def test_the_snapshot_of_a_single_shard_is_a_copy(one_rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Linear(2, 2, bias=False)
+    expected = model.weight.detach().clone()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    ensembler = SnapshotEnsembler(model, torch.optim.SGD(model.parameters(), lr=0.1), CyclicCosine(2, 1))
+    ensembler.step()
+    ensembler.step()
+    with torch.no_grad():
+        model.weight.to_local().zero_()  # gathered from one rank, it is the same memory
+    assert torch.equal(ensembler.snapshots.load(2)["weight"], expected)

@@ -34,14 +34,13 @@ def gathered(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def assign(tensor: Any, whole: Tensor) -> None:
-    """Copy a whole value into a tensor; if it is sharded, each rank copies its own part."""
+    """Copy a whole value into a tensor; if it is sharded, all ranks must do this together, with the same value."""
     if not is_sharded(tensor):
         tensor.copy_(whole)
         return
     from torch.distributed.tensor import distribute_tensor
 
-    whole = whole.to(tensor.device)
-    tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None))
+    tensor.copy_(distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements))
 
 
 def process_group(tensors: list[Any]) -> dist.ProcessGroup | None:
