@@ -108,14 +108,3 @@ def an_interrupt_of_rank_0_ends_the_step_of_all_ranks(rank, path):
     ensembler.snapshots.commit = commit
     assert ensembler.completed == 1
     assert ensembler.step() == 2
-
-
-SCENARIOS = (
-    all_ranks_see_the_same_snapshots,
-    a_compiled_model_is_unwrapped,
-    a_framework_passes_the_module_inside_the_wrapper,
-    fresh_weights_are_those_of_rank_0,
-    errors_of_rank_0_are_raised_on_all_ranks,
-    a_nan_on_one_rank_is_found_before_training,
-    an_interrupt_of_rank_0_ends_the_step_of_all_ranks,
-)

@@ -177,6 +177,11 @@ def ranks_with_other_tensors_are_rejected(rank, path):
         "same order on all ranks, got head.bias, .* and norm.weight, ",
     )
 
+    def fail():
+        return {} if rank == 0 else {}["missing on rank 1"]
+
+    rejected(KeyError, lambda: SnapshotEnsembler(model, sgd(model), SCHEDULE, keep=fail), "missing on rank 1")
+
 
 def a_sharded_average_is_kept(rank, path):
     model, ema = sharded(), sharded()
@@ -282,25 +287,3 @@ def the_code_of_the_docs_runs(rank, path):
         assert names["ensembler"].completed == 4
         assert names["ensembler"].ensemble(model=Net(classes=5)).steps == (2, 4)
         assert [group["initial_lr"] for group in names["optimizer"].param_groups] == [0.1]
-
-
-SCENARIOS = (
-    a_snapshot_is_what_torch_gathers,
-    a_compiled_model_is_unwrapped,
-    a_mesh_may_have_two_dimensions,
-    a_mesh_of_two_dimensions_and_some_processes_needs_a_group,
-    parameters_may_be_plain_tensors,
-    a_narrow_dtype_is_that_of_the_store,
-    snapshots_equal_those_of_ddp,
-    training_agrees_with_one_process,
-    a_nan_in_one_shard_is_found_on_all_ranks,
-    an_error_of_the_writer_is_raised_on_all_ranks,
-    an_interrupt_of_the_writer_is_raised_on_all_ranks,
-    ranks_with_other_tensors_are_rejected,
-    a_sharded_average_is_kept,
-    a_function_selects_sharded_tensors,
-    fresh_weights_are_those_of_rank_0,
-    an_ensemble_needs_a_plain_model,
-    a_run_resumes_in_mid_cycle,
-    the_code_of_the_docs_runs,
-)

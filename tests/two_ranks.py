@@ -3,6 +3,7 @@
 All scenarios share one start, because it takes longer than the scenarios. When a rank fails, torchrun ends the other.
 """
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -13,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 SCENARIOS = {
-    f"{kind} {scenario.__name__}".replace("_", " "): scenario
+    f"{kind} {name}".replace("_", " "): function
     for kind, module in (("DDP", ddp_scenarios), ("FSDP2", fsdp_scenarios))
-    for scenario in module.SCENARIOS
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if list(inspect.signature(function).parameters)[:2] == ["rank", "path"]
 }
 
 

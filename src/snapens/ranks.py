@@ -46,9 +46,9 @@ class Ranks:
             result = action()
         except BaseException as raised:  # an interrupt too: the other ranks must not wait forever
             error = raised
-        device = next(self._model.parameters())  # NCCL sends objects from the current GPU, which may be another
         results: list[Any] = [None] * dist.get_world_size(self.group)
-        with torch.cuda.device_of(device):  # type: ignore[no-untyped-call]
+        parameter = next(self._model.parameters())
+        with torch.cuda.device_of(parameter):  # type: ignore[no-untyped-call]  # NCCL uses the current GPU
             dist.all_gather_object(results, (result, error), self.group)
         results[self.rank] = result, error  # the error with its traceback
         for _, error in results:

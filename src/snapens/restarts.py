@@ -36,7 +36,7 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
                 "pass the averaged model itself, such as keep=ema.module"
             )
         for name, tensor in live.items():
-            whole = fresh[name].detach().to(tensor.device)
+            whole = fresh[name].detach().to(tensor.device).contiguous()
             ensembler.ranks.broadcast(whole)
             assign(tensor, whole)
             if name in copies:
