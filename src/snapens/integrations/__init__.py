@@ -1,0 +1,1 @@
+"""Snapshot Ensembles in training frameworks; each integration holds a `SnapshotEnsembler`."""

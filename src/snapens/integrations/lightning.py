@@ -1,0 +1,286 @@
+"""SnapshotCallback: Snapshot Ensembles in a Lightning `Trainer`."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from os import PathLike
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from ..batches import first, second
+from ..ensemble import Ensemble
+from ..ensembler import SnapshotEnsembler
+from ..errors import ArgumentError, StoreError
+from ..extras import package
+from ..schedule import CyclicCosine, Schedule
+from ..snapshots import Snapshots
+from ..weights import unwrap
+from .lightning_validation import Validation
+
+log = logging.getLogger("snapens")
+
+_OPTIONS = {"on_restart", "on_nonfinite", "drive_lr"}
+_COMPILED = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+
+
+def _callback_classes() -> tuple[Any, ...]:
+    """The `Callback` of each package of Lightning that is imported: a `Trainer` expects that of its own package."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    if not sys.modules.keys() & set(names):
+        if find_spec("lightning") is None and find_spec("pytorch_lightning") is not None:
+            package("pytorch_lightning", "lightning")
+        else:
+            package("lightning.pytorch", "lightning")
+    return tuple(sys.modules[name].Callback for name in names if name in sys.modules)
+
+
+class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
+    """Sets the learning rate of a Lightning `Trainer` and stores a snapshot of the LightningModule at each minimum.
+
+    - `cycles`: the number of cycles of `CyclicCosine`, and of snapshots; or pass a `schedule`.
+    - `store`: a path, a `Snapshots`, or None for memory; then the Trainer's checkpoints contain the snapshots.
+    - `total_steps`: the number of optimizer steps; by default `trainer.estimated_stepping_batches`.
+    - `optimizer`: the index of the optimizer to schedule and count, if manual optimization uses several.
+    - `keep`: what to store instead of the LightningModule: a module, Lightning's `WeightAveraging` callback, or a
+      function of the LightningModule that returns a module or a dict of its tensors.
+    - `validate`: at each minimum, log the validation error and NLL of the ensemble (`snapens/val_error`,
+      `snapens/val_nll`); `inputs` and `targets` select from a batch, as in `Ensemble.outputs`.
+    - `options`: `on_restart`, `on_nonfinite` and `drive_lr` of `SnapshotEnsembler`.
+
+    The training stops after the last step of the schedule. This callback runs after all others except those that save
+    checkpoints, so that an average that another callback updates is current.
+    """
+
+    def __init__(
+        self,
+        cycles: int | None = None,
+        *,
+        store: str | PathLike[str] | Snapshots | None,
+        total_steps: int | None = None,
+        schedule: Schedule | None = None,
+        optimizer: int = 0,
+        keep: Any = None,
+        validate: bool = True,
+        inputs: Callable[[Any], Any] = first,
+        targets: Callable[[Any], Any] = second,
+        **options: Any,
+    ) -> None:
+        if (cycles is None) == (schedule is None):
+            raise ArgumentError(f"cycles or schedule must be given, but not both, got {cycles} and {schedule}")
+        if schedule is not None and total_steps is not None:
+            raise ArgumentError(f"total_steps must not be given together with a schedule, got {total_steps}: remove it")
+        if unknown := options.keys() - _OPTIONS:
+            raise ArgumentError(f"options must be among {sorted(_OPTIONS)}, got {sorted(unknown)}")
+        self._cycles, self._schedule, self._total_steps, self._index = cycles, schedule, total_steps, optimizer
+        self._store, self._keep, self._options = store, keep, options
+        self._validation = Validation(inputs, targets) if validate else None
+        self._ensembler: SnapshotEnsembler | None = None
+        self._loaded: dict[str, Any] = {}  # the state in the checkpoint that fit() resumes from
+        self._handles: list[Any] = []
+        self._begun = self._batches = 0  # the first step of this fit(), and its batches so far
+        self._training = self._estimated = self._attempted = self._uncounted = self._stored = False
+
+    @property
+    def ensembler(self) -> SnapshotEnsembler:
+        """The ensembler of the current or last `fit`."""
+        if self._ensembler is None:
+            raise ArgumentError(
+                "the callback must have been trained in this process: call trainer.fit() first, "
+                "or load the snapshots of a folder with Ensemble.load(folder, module)"
+            )
+        return self._ensembler
+
+    def ensemble(self, **options: Any) -> Ensemble:
+        """The ensemble of the snapshots so far, of the module's `forward`; `options` are those of `Ensemble`."""
+        keep = self.ensembler.keep
+        with _uncompiled(unwrap(keep if isinstance(keep, nn.Module) else self.ensembler.model)):
+            return self.ensembler.ensemble(**options)
+
+    # Hooks, in the order in which the Trainer calls them
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        """Move this callback behind the others; only those that save checkpoints come later."""
+        if stage == "fit":
+            self._loaded = {}
+            last = trainer.checkpoint_callbacks
+            trainer.callbacks = [c for c in trainer.callbacks if c is not self and c not in last] + [self, *last]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember the state: Lightning restores callbacks before the optimizers exist."""
+        self._loaded = state
+
+    def on_fit_start(self, trainer: Any, module: Any) -> None:
+        """Reject a scheduler before anything is computed."""
+        if trainer.lr_scheduler_configs and self._options.get("drive_lr", True):
+            name = type(trainer.lr_scheduler_configs[0].scheduler).__name__
+            raise ArgumentError(
+                f"configure_optimizers must not return a scheduler, because this callback sets the rate, got {name}: "
+                "return the optimizer only, or pass drive_lr=False"
+            )
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Begin, or continue at the step of the checkpoint; the optimizers are restored now."""
+        if trainer.fast_dev_run:
+            log.warning("fast_dev_run: no snapshots are stored, and the learning rate is not changed")
+        else:
+            self._begin(trainer, module)
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Optimizer) -> None:
+        """Note an attempted step, because a gradient scaler may skip it; a skipped step counts too."""
+        if self._training and optimizer is self.ensembler.optimizer:
+            # L-BFGS calls this hook several times per step, and cannot be used with a gradient scaler
+            self._uncounted |= self._attempted and not isinstance(optimizer, LBFGS)
+            self._attempted = True
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count the step of this batch, if it took one, and evaluate the ensemble after a new snapshot."""
+        if not self._training:
+            return
+        self._batches += 1
+        self._count(skipped=self._attempted)
+        if self._stored and self._validation is not None:
+            self._validation.log(trainer, module, self)
+        self._stored = False
+        if self.ensembler.completed == self.ensembler.schedule.total_steps:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        """After the first epoch of manual optimization, compare the number of steps with the estimate."""
+        steps = self.ensembler.completed - self._begun if self._training else 0
+        if self._training and self._estimated and not module.automatic_optimization and steps != self._batches:
+            raise ArgumentError(
+                f"total_steps must be given, because {self._batches} batches took {steps} steps of the optimizer, "
+                f"and the estimate is one step per batch ({self.ensembler.schedule.total_steps}): pass total_steps="
+            )
+        self._estimated = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the ensembler, for the Trainer's checkpoint."""
+        if self._training:
+            self._count(skipped=self._attempted)
+        return self._loaded if self._ensembler is None else self._ensembler.state_dict()
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        """Warn if the training ended early; a finished run that is loaded from a checkpoint has no training."""
+        if self._loaded and not self._training:
+            self._begin(trainer, module)
+        self._end(trainer)
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        """Release the store, and warn that the training ended early."""
+        self._end(trainer)
+
+    def _begin(self, trainer: Any, module: Any) -> None:
+        if not 0 <= self._index < len(trainer.optimizers):
+            raise ArgumentError(
+                f"optimizer must be an index from 0 to {len(trainer.optimizers) - 1} of the optimizers that "
+                f"configure_optimizers returns, got {self._index}"
+            )
+        self._estimated = self._schedule is None and self._total_steps is None
+        schedule = self._schedule or CyclicCosine(self._total_steps or _estimate(trainer, module), self._cycles or 0)
+        ensembler = SnapshotEnsembler(
+            module,
+            trainer.optimizers[self._index],
+            schedule,
+            store=self._store,
+            keep=self._kept(module),
+            resume=True,
+            process_group=dist.group.WORLD if dist.is_available() and dist.is_initialized() else None,
+            **self._options,
+        )
+        if self._loaded:
+            ensembler.load_state_dict(self._loaded)
+        elif held := list(ensembler.state_dict()["store"]["snapshots"]):
+            ensembler.close()
+            raise StoreError(
+                f"store must be without snapshots unless fit() resumes from a checkpoint, got {self._store} with those "
+                f"of steps {', '.join(map(str, held))}: choose another store, or pass ckpt_path= to trainer.fit()"
+            )
+        self._ensembler, self._begun, self._batches = ensembler, ensembler.completed, 0
+        self._training, self._attempted, self._uncounted, self._stored = True, False, False, False
+        self._handles = [
+            ensembler.optimizer.register_step_pre_hook(lambda *_: self._count()),  # several steps in one batch
+            ensembler.optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def _after_step(self, *_: Any) -> None:
+        self._uncounted, self._attempted = True, False
+
+    def _count(self, skipped: bool = False) -> None:
+        """Count the last step, unless it was counted.
+
+        This is done as late as possible: other callbacks, and the module, may still change weights after the step.
+        """
+        if self._uncounted or skipped:
+            self._stored |= self.ensembler.step() is not None
+            self._uncounted = False
+            self._attempted = self._attempted and not skipped
+
+    def _end(self, trainer: Any) -> None:
+        if not self._training:
+            return
+        self._training = False
+        for handle in self._handles:
+            handle.remove()
+        done, schedule = self.ensembler.completed, self.ensembler.schedule
+        missing = [str(cycle) for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > done]
+        if missing and trainer.is_global_zero:
+            log.warning(
+                "the training ended after step %d of %d, without a snapshot of %s %s: continue it with "
+                "trainer.fit(ckpt_path=...), or pass the number of optimizer steps as total_steps",
+                done,
+                schedule.total_steps,
+                "cycle" if len(missing) == 1 else "cycles",
+                ", ".join(missing),
+            )
+        self.ensembler.close()
+
+    def _kept(self, module: nn.Module) -> nn.Module | Callable[[], Mapping[str, Tensor]] | None:
+        keep = self._keep
+        if hasattr(keep, "_average_model"):  # Lightning's WeightAveraging has no public name for it
+            keep = keep._average_model
+            if keep is None:
+                raise ArgumentError("keep must be a WeightAveraging callback of the same Trainer, got another one")
+        if keep is None or isinstance(keep, nn.Module):
+            return keep
+        if not callable(keep):
+            raise ArgumentError(f"keep must be a module, a WeightAveraging callback or a function, got {keep!r}")
+        found = keep(module)
+        return found if isinstance(found, nn.Module) else lambda: keep(module)
+
+
+def _estimate(trainer: Any, module: Any) -> int:
+    """The number of steps that the Trainer expects."""
+    expected = trainer.estimated_stepping_batches
+    if not 0 < expected < float("inf"):
+        raise ArgumentError(
+            f"total_steps must be given if the Trainer does not know the number of steps, got {expected} from "
+            "trainer.estimated_stepping_batches: pass total_steps="
+        )
+    if not module.automatic_optimization and trainer.max_steps != -1 and len(trainer.optimizers) > 1:
+        raise ArgumentError(
+            f"total_steps must be given if max_steps={trainer.max_steps} counts the steps of several optimizers: "
+            "pass the number of steps of the one that is scheduled"
+        )
+    return int(expected)
+
+
+@contextmanager
+def _uncompiled(module: Any) -> Any:
+    """Without the methods that `torch.compile` replaced: they belong to this module, and a copy would call them."""
+    context = getattr(module, "_compiler_ctx", None)
+    methods = {} if context is None else {name: vars(module).pop(name) for name in _COMPILED if name in vars(module)}
+    if context is not None:
+        module._compiler_ctx = None
+    try:
+        yield
+    finally:
+        if context is not None:
+            module._compiler_ctx = context
+        for name, method in methods.items():
+            setattr(module, name, method)
