@@ -74,14 +74,17 @@ def test_bfloat16_stores_the_float32_weights():
     assert callback.ensembler.snapshots.load(12)["net.head.weight"].dtype == torch.float32
 
 
+def half_precision():
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0))
+
+
 def test_a_step_that_the_gradient_scaler_skips_counts():
     class Overflow(Lit):
         def training_step(self, batch, index):
             return self.loss(batch) * (float("inf") if index == 1 else 1)
 
     callback = SnapshotCallback(2, store=None)
-    half = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0))
-    trainer(callback, plugins=[half]).fit(Overflow(), loader())
+    trainer(callback, plugins=[half_precision()]).fit(Overflow(), loader())
     assert callback.ensembler.snapshots.steps == (6, 12)
 
 
@@ -139,16 +142,46 @@ def test_manual_accumulation_without_total_steps_is_an_error_after_the_first_epo
         trainer(SnapshotCallback(3, store=None)).fit(model, loader())
 
 
-def test_two_steps_in_a_batch_have_their_own_rates():
-    class Twice(Manual):
-        def training_step(self, batch, index):
-            super().training_step(batch, index)
-            super().training_step(batch, index)
+class Twice(Manual):
+    def training_step(self, batch, index):
+        super().training_step(batch, index)
+        super().training_step(batch, index)
 
+
+def test_two_steps_in_a_batch_have_their_own_rates():
     model, callback = Twice(), SnapshotCallback(2, store=None, total_steps=24)
     trainer(callback).fit(model, loader())
     assert model.rates == [0.1 * CyclicCosine(24, 2)(step) for step in range(24)]
     assert callback.ensembler.snapshots.steps == (12, 24)
+
+
+@pytest.mark.parametrize("bad", [{2}, {3}, {2, 3}])
+def test_every_skipped_step_of_a_batch_counts(bad):
+    class Overflow(Twice):
+        losses = 0
+
+        def loss(self, batch):
+            self.losses += 1
+            return super().loss(batch) * (float("inf") if self.losses in bad else 1)
+
+    callback = SnapshotCallback(2, store=None, total_steps=24)
+    trainer(callback, plugins=[half_precision()]).fit(Overflow(), loader())
+    assert callback.ensembler.snapshots.steps == (12, 24)
+
+
+def test_two_callbacks_schedule_two_optimizers_and_resume(tmp_path):
+    def both(epochs, **options):
+        model, callbacks = Manual(), [SnapshotCallback(2, store=None, optimizer=k, total_steps=12) for k in (0, 1)]
+        run = trainer(*callbacks, max_epochs=epochs)
+        run.fit(model, loader(), **options)
+        run.save_checkpoint(tmp_path / "last.ckpt")
+        return model, [contents(callback.ensembler.snapshots) for callback in callbacks]
+
+    _, whole = both(3)
+    both(1)
+    model, resumed = both(3, ckpt_path=tmp_path / "last.ckpt")
+    assert all(map(same, resumed, whole))
+    assert [o.param_groups[0]["initial_lr"] for o in model.trainer.optimizers] == [0.1, 0.01]
 
 
 def test_lbfgs_evaluates_its_closure_often_but_takes_one_step():

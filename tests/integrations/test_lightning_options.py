@@ -65,6 +65,30 @@ def test_the_stored_average_is_current_in_either_order_of_the_callbacks(average_
     assert callback.ensemble().steps == (6, 12)
 
 
+def test_an_average_that_the_module_updates_too_late_gives_a_warning(caplog):
+    class Late(Lit):
+        def __init__(self):
+            super().__init__()
+            self.average = torch.optim.swa_utils.AveragedModel(self.net)
+
+        def on_train_batch_end(self, outputs, batch, index):
+            self.average.update_parameters(self.net)
+
+    class Early(Late):
+        def optimizer_step(self, *arguments):
+            super().optimizer_step(*arguments)
+            super().on_train_batch_end(None, None, None)
+
+        def on_train_batch_end(self, outputs, batch, index):
+            pass
+
+    for kind in (Early, Late):
+        trainer(SnapshotCallback(3, store=None, keep=lambda module: module.average)).fit(kind(), loader())
+    assert [text.partition(", at")[0] for text in warnings(caplog)] == [
+        f"the stored tensors changed after the snapshot of step {step}" for step in (4, 8, 12)
+    ]
+
+
 def test_a_run_with_an_average_resumes(tmp_path):
     class Save(lightning.Callback):
         def on_train_epoch_end(self, trainer, module):
@@ -222,17 +246,29 @@ def test_batches_of_another_kind_are_evaluated_with_inputs_and_targets_or_give_o
     assert len(warnings(caplog)) == 1
 
 
+class Quiet(Lit):
+    def validation_step(self, batch, index, dataloader_idx=0):
+        pass
+
+
+class Formless(Quiet):
+    forward = torch.nn.Module.forward
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
 @pytest.mark.parametrize(
-    ("loaders", "words"),
-    [([loader(), loader()], "must have one validation loader, got 2"), (loader(shuffle=True), "use shuffle=False")],
+    ("kind", "loaders", "words"),
+    [
+        (Quiet, [loader(), loader()], "must have one validation loader, got 2"),
+        (Quiet, loader(shuffle=True), "use shuffle=False"),
+        (Formless, loader(), 'missing the required "forward" function'),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*shuffling enabled")
-def test_several_or_shuffled_validation_loaders_give_one_warning(loaders, words, caplog):
-    class Quiet(Lit):
-        def validation_step(self, batch, index, dataloader_idx=0):
-            pass
-
-    trainer(SnapshotCallback(3, store=None)).fit(Quiet(), loader(), loaders)
+def test_what_cannot_be_evaluated_gives_one_warning(kind, loaders, words, caplog):
+    trainer(SnapshotCallback(3, store=None)).fit(kind(), loader(), loaders)
     (warning,) = warnings(caplog)
     assert words in warning
 

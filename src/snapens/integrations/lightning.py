@@ -83,7 +83,14 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._loaded: dict[str, Any] = {}  # the state in the checkpoint that fit() resumes from
         self._handles: list[Any] = []
         self._begun = self._batches = 0  # the first step of this fit(), and its batches so far
-        self._training = self._estimated = self._attempted = self._uncounted = self._stored = False
+        self._pending = 0  # steps that were taken but not counted
+        self._training = self._estimated = self._attempted = self._stored = False
+        self._versions: list[int] = []  # of the tensors of a new snapshot
+
+    @property
+    def state_key(self) -> str:
+        """The name of the state in a checkpoint; it differs for callbacks of different optimizers."""
+        return str(self._generate_state_key(optimizer=self._index))
 
     @property
     def ensembler(self) -> SnapshotEnsembler:
@@ -130,11 +137,15 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         else:
             self._begin(trainer, module)
 
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        """Check the last snapshot."""
+        self._warn_if_changed()
+
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Optimizer) -> None:
         """Note an attempted step, because a gradient scaler may skip it; a skipped step counts too."""
         if self._training and optimizer is self.ensembler.optimizer:
             # L-BFGS calls this hook several times per step, and cannot be used with a gradient scaler
-            self._uncounted |= self._attempted and not isinstance(optimizer, LBFGS)
+            self._pending += self._attempted and not isinstance(optimizer, LBFGS)
             self._attempted = True
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -142,15 +153,18 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         if not self._training:
             return
         self._batches += 1
-        self._count(skipped=self._attempted)
-        if self._stored and self._validation is not None:
-            self._validation.log(trainer, module, self)
+        self._count_all()
+        if self._stored:
+            self._versions = [tensor._version for tensor in self.ensembler.kept().values()]
+            if self._validation is not None:
+                self._validation.log(trainer, module, self)
         self._stored = False
         if self.ensembler.completed == self.ensembler.schedule.total_steps:
             trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """After the first epoch of manual optimization, compare the number of steps with the estimate."""
+        self._warn_if_changed()
         steps = self.ensembler.completed - self._begun if self._training else 0
         if self._training and self._estimated and not module.automatic_optimization and steps != self._batches:
             raise ArgumentError(
@@ -162,12 +176,12 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """The state of the ensembler, for the Trainer's checkpoint."""
         if self._training:
-            self._count(skipped=self._attempted)
+            self._count_all()
         return self._loaded if self._ensembler is None else self._ensembler.state_dict()
 
     def on_fit_end(self, trainer: Any, module: Any) -> None:
         """Warn if the training ended early; a finished run that is loaded from a checkpoint has no training."""
-        if self._loaded and not self._training:
+        if self._loaded and not self._training and not trainer.fast_dev_run:
             self._begin(trainer, module)
         self._end(trainer)
 
@@ -193,33 +207,54 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
             process_group=dist.group.WORLD if dist.is_available() and dist.is_initialized() else None,
             **self._options,
         )
-        if self._loaded:
-            ensembler.load_state_dict(self._loaded)
-        elif held := list(ensembler.state_dict()["store"]["snapshots"]):
+        try:
+            self._resume(ensembler)
+        except BaseException:
             ensembler.close()
-            raise StoreError(
-                f"store must be without snapshots unless fit() resumes from a checkpoint, got {self._store} with those "
-                f"of steps {', '.join(map(str, held))}: choose another store, or pass ckpt_path= to trainer.fit()"
-            )
+            raise
         self._ensembler, self._begun, self._batches = ensembler, ensembler.completed, 0
-        self._training, self._attempted, self._uncounted, self._stored = True, False, False, False
+        self._pending, self._attempted, self._stored, self._versions = 0, False, False, []
         self._handles = [
             ensembler.optimizer.register_step_pre_hook(lambda *_: self._count()),  # several steps in one batch
             ensembler.optimizer.register_step_post_hook(self._after_step),
         ]
+        self._training = True
+
+    def _resume(self, ensembler: SnapshotEnsembler) -> None:
+        if self._loaded:
+            ensembler.load_state_dict(self._loaded)
+        elif held := list(ensembler.state_dict()["store"]["snapshots"]):
+            raise StoreError(
+                f"store must be without snapshots unless fit() resumes from a checkpoint, got {self._store} with those "
+                f"of steps {', '.join(map(str, held))}: choose another store, or pass ckpt_path= to trainer.fit()"
+            )
 
     def _after_step(self, *_: Any) -> None:
-        self._uncounted, self._attempted = True, False
+        self._pending, self._attempted = self._pending + 1, False
 
-    def _count(self, skipped: bool = False) -> None:
-        """Count the last step, unless it was counted.
+    def _count(self) -> None:
+        """Count the pending steps.
 
-        This is done as late as possible: other callbacks, and the module, may still change weights after the step.
+        This is done as late as possible: other callbacks, and the module, may still change weights after a step.
         """
-        if self._uncounted or skipped:
+        while self._pending:
             self._stored |= self.ensembler.step() is not None
-            self._uncounted = False
-            self._attempted = self._attempted and not skipped
+            self._pending -= 1
+
+    def _count_all(self) -> None:
+        """Count the pending steps, and the last one if it was skipped."""
+        self._pending, self._attempted = self._pending + self._attempted, False
+        self._count()
+
+    def _warn_if_changed(self) -> None:
+        """Warn if the tensors of the last snapshot changed before the next batch, as an average in the module may."""
+        if self._versions and self._versions != [tensor._version for tensor in self.ensembler.kept().values()]:
+            log.warning(
+                "the stored tensors changed after the snapshot of step %d, at the end of the same batch: update an "
+                "average in optimizer_step or in a callback, not in the module's on_train_batch_end",
+                self.ensembler.snapshots.steps[-1],
+            )
+        self._versions = []
 
     def _end(self, trainer: Any) -> None:
         if not self._training:
