@@ -1,5 +1,7 @@
 """A small LightningModule, a Trainer without output, and the plain loop to compare with."""
 
+import logging
+
 import lightning
 import torch
 from conftest import Net
@@ -87,3 +89,8 @@ def same(found, expected):
         found[step].keys() == tensors.keys() and all(torch.equal(found[step][n], t) for n, t in tensors.items())
         for step, tensors in expected.items()
     )
+
+
+def warnings(caplog):
+    """The warnings that snapens logged."""
+    return [r.getMessage() for r in caplog.records if r.name == "snapens" and r.levelno >= logging.WARNING]

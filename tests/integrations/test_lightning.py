@@ -1,7 +1,5 @@
 """The Lightning callback counts the steps of the optimizer, stores what a plain loop stores, and resumes."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ import pytorch_lightning
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
-from lit import Lit, contents, loader, plain, same, trainer
+from lit import Lit, contents, loader, plain, same, trainer, warnings
 
 from snapens import CyclicCosine, Ensemble, Snapshots, StepDecay
 from snapens.errors import ArgumentError, FinishedError, MismatchError, StoreError
@@ -202,7 +200,7 @@ def test_a_run_that_was_stopped_in_a_cycle_continues_as_if_it_had_not(in_folder,
         run = trainer(callback, max_epochs=stop)
         run.fit(model, loader(), ckpt_path=tmp_path / "last.ckpt" if stop > 1 else None)
         run.save_checkpoint(tmp_path / "last.ckpt")
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+    assert warnings(caplog) == [
         f"the training ended after step {step} of 12, without a snapshot of {cycles}: continue it with "
         "trainer.fit(ckpt_path=...), or pass the number of optimizer steps as total_steps"
         for step, cycles in ((4, "cycles 1, 2"), (8, "cycle 2"))
@@ -286,6 +284,15 @@ def test_a_store_with_snapshots_is_rejected_without_a_checkpoint_and_another_sch
             Lit(), loader(), ckpt_path=tmp_path / "last.ckpt"
         )
     assert Snapshots(tmp_path / "run").steps == (6, 12)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_checkpoint_without_the_state_of_the_callback_does_not_restart_the_schedule(tmp_path):
+    run = trainer(max_epochs=1)
+    run.fit(Lit(), loader())
+    run.save_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(MismatchError, match="got step 4 without it: use a new Trainer"):
+        trainer(SnapshotCallback(2, store=None)).fit(Lit(), loader(), ckpt_path=tmp_path / "other.ckpt")
 
 
 def test_validate_test_and_predict_leave_the_run_unchanged(tmp_path):

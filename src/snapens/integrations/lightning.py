@@ -10,16 +10,17 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from ..batches import first, second
 from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
-from ..errors import ArgumentError, StoreError
+from ..errors import ArgumentError, MismatchError, StoreError
 from ..extras import package
 from ..schedule import CyclicCosine, Schedule
 from ..snapshots import Snapshots
 from ..weights import unwrap
+from .lightning_steps import OptimizerSteps, expected_steps
 from .lightning_validation import Validation
 
 log = logging.getLogger("snapens")
@@ -81,10 +82,9 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._validation = Validation(inputs, targets) if validate else None
         self._ensembler: SnapshotEnsembler | None = None
         self._loaded: dict[str, Any] = {}  # the state in the checkpoint that fit() resumes from
-        self._handles: list[Any] = []
+        self._steps: OptimizerSteps | None = None  # while training
         self._begun = self._batches = 0  # the first step of this fit(), and its batches so far
-        self._pending = 0  # steps that were taken but not counted
-        self._training = self._estimated = self._attempted = self._stored = False
+        self._estimated = self._stored = False
         self._versions: list[int] = []  # of the tensors of a new snapshot
 
     @property
@@ -142,18 +142,16 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._warn_if_changed()
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Optimizer) -> None:
-        """Note an attempted step, because a gradient scaler may skip it; a skipped step counts too."""
-        if self._training and optimizer is self.ensembler.optimizer:
-            # L-BFGS calls this hook several times per step, and cannot be used with a gradient scaler
-            self._pending += self._attempted and not isinstance(optimizer, LBFGS)
-            self._attempted = True
+        """Note an attempted step."""
+        if self._steps is not None:
+            self._steps.attempt(optimizer)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count the step of this batch, if it took one, and evaluate the ensemble after a new snapshot."""
-        if not self._training:
+        if self._steps is None:
             return
         self._batches += 1
-        self._count_all()
+        self._steps.settle()
         if self._stored:
             self._versions = [tensor._version for tensor in self.ensembler.kept().values()]
             if self._validation is not None:
@@ -165,23 +163,23 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """After the first epoch of manual optimization, compare the number of steps with the estimate."""
         self._warn_if_changed()
-        steps = self.ensembler.completed - self._begun if self._training else 0
-        if self._training and self._estimated and not module.automatic_optimization and steps != self._batches:
+        estimated, self._estimated = self._estimated, False
+        steps = self.ensembler.completed - self._begun if self._steps is not None else self._batches
+        if estimated and not module.automatic_optimization and steps != self._batches:
             raise ArgumentError(
                 f"total_steps must be given, because {self._batches} batches took {steps} steps of the optimizer, "
                 f"and the estimate is one step per batch ({self.ensembler.schedule.total_steps}): pass total_steps="
             )
-        self._estimated = False
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the ensembler, for the Trainer's checkpoint."""
-        if self._training:
-            self._count_all()
+        if self._steps is not None:
+            self._steps.settle()
         return self._loaded if self._ensembler is None else self._ensembler.state_dict()
 
     def on_fit_end(self, trainer: Any, module: Any) -> None:
         """Warn if the training ended early; a finished run that is loaded from a checkpoint has no training."""
-        if self._loaded and not self._training and not trainer.fast_dev_run:
+        if self._loaded and self._steps is None and not trainer.fast_dev_run:
             self._begin(trainer, module)
         self._end(trainer)
 
@@ -195,12 +193,16 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
                 f"optimizer must be an index from 0 to {len(trainer.optimizers) - 1} of the optimizers that "
                 f"configure_optimizers returns, got {self._index}"
             )
+        if trainer.global_step and not self._loaded:
+            raise MismatchError(
+                "fit() must start at step 0 or resume from a checkpoint that has the state of this callback, got step "
+                f"{trainer.global_step} without it: use a new Trainer, and module.load_state_dict() for the weights"
+            )
         self._estimated = self._schedule is None and self._total_steps is None
-        schedule = self._schedule or CyclicCosine(self._total_steps or _estimate(trainer, module), self._cycles or 0)
         ensembler = SnapshotEnsembler(
             module,
             trainer.optimizers[self._index],
-            schedule,
+            self._schedule or self._cosine(trainer, module),
             store=self._store,
             keep=self._kept(module),
             resume=True,
@@ -213,12 +215,12 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
             ensembler.close()
             raise
         self._ensembler, self._begun, self._batches = ensembler, ensembler.completed, 0
-        self._pending, self._attempted, self._stored, self._versions = 0, False, False, []
-        self._handles = [
-            ensembler.optimizer.register_step_pre_hook(lambda *_: self._count()),  # several steps in one batch
-            ensembler.optimizer.register_step_post_hook(self._after_step),
-        ]
-        self._training = True
+        self._stored, self._versions = False, []
+        self._steps = OptimizerSteps(ensembler.optimizer, self._step)
+
+    def _cosine(self, trainer: Any, module: Any) -> CyclicCosine:
+        total_steps = expected_steps(trainer, module) if self._total_steps is None else self._total_steps
+        return CyclicCosine(total_steps, self._cycles or 0)
 
     def _resume(self, ensembler: SnapshotEnsembler) -> None:
         if self._loaded:
@@ -229,22 +231,8 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
                 f"of steps {', '.join(map(str, held))}: choose another store, or pass ckpt_path= to trainer.fit()"
             )
 
-    def _after_step(self, *_: Any) -> None:
-        self._pending, self._attempted = self._pending + 1, False
-
-    def _count(self) -> None:
-        """Count the pending steps.
-
-        This is done as late as possible: other callbacks, and the module, may still change weights after a step.
-        """
-        while self._pending:
-            self._stored |= self.ensembler.step() is not None
-            self._pending -= 1
-
-    def _count_all(self) -> None:
-        """Count the pending steps, and the last one if it was skipped."""
-        self._pending, self._attempted = self._pending + self._attempted, False
-        self._count()
+    def _step(self) -> None:
+        self._stored |= self.ensembler.step() is not None
 
     def _warn_if_changed(self) -> None:
         """Warn if the tensors of the last snapshot changed before the next batch, as an average in the module may."""
@@ -252,16 +240,15 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
             log.warning(
                 "the stored tensors changed after the snapshot of step %d, at the end of the same batch: update an "
                 "average in optimizer_step or in a callback, not in the module's on_train_batch_end",
-                self.ensembler.snapshots.steps[-1],
+                self.ensembler.completed,
             )
         self._versions = []
 
     def _end(self, trainer: Any) -> None:
-        if not self._training:
+        if self._steps is None:
             return
-        self._training = False
-        for handle in self._handles:
-            handle.remove()
+        self._steps.close()
+        self._steps = None
         done, schedule = self.ensembler.completed, self.ensembler.schedule
         missing = [str(cycle) for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > done]
         if missing and trainer.is_global_zero:
@@ -287,22 +274,6 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
             raise ArgumentError(f"keep must be a module, a WeightAveraging callback or a function, got {keep!r}")
         found = keep(module)
         return found if isinstance(found, nn.Module) else lambda: keep(module)
-
-
-def _estimate(trainer: Any, module: Any) -> int:
-    """The number of steps that the Trainer expects."""
-    expected = trainer.estimated_stepping_batches
-    if not 0 < expected < float("inf"):
-        raise ArgumentError(
-            f"total_steps must be given if the Trainer does not know the number of steps, got {expected} from "
-            "trainer.estimated_stepping_batches: pass total_steps="
-        )
-    if not module.automatic_optimization and trainer.max_steps != -1 and len(trainer.optimizers) > 1:
-        raise ArgumentError(
-            f"total_steps must be given if max_steps={trainer.max_steps} counts the steps of several optimizers: "
-            "pass the number of steps of the one that is scheduled"
-        )
-    return int(expected)
 
 
 @contextmanager
