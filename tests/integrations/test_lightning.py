@@ -1,5 +1,7 @@
 """The Lightning callback counts the steps of the optimizer, stores what a plain loop stores, and resumes."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -207,7 +209,7 @@ def test_a_run_that_was_stopped_in_a_cycle_continues_as_if_it_had_not(in_folder,
     ]
     model, callback = Lit(), SnapshotCallback(2, store=store)
     run = trainer(callback)
-    run.fit(model, loader(), ckpt_path=tmp_path / "last.ckpt")
+    run.fit(model, loader(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     run.save_checkpoint(tmp_path / "last.ckpt")
     assert same(contents(callback.ensembler.snapshots), plain(SCHEDULE))
     assert model.rates == [0.1 * SCHEDULE(step) for step in range(8, 12)]
@@ -315,6 +317,12 @@ def test_the_learning_rate_monitor_shows_the_rate_that_was_used(tmp_path):
     run = trainer(monitor, SnapshotCallback(2, store=None), logger=CSVLogger(tmp_path), log_every_n_steps=1)
     run.fit(model, loader())
     assert monitor.lrs["lr-SGD"] == model.rates == [0.1 * SCHEDULE(step) for step in range(12)]
+
+
+def test_the_callback_can_be_sent_to_another_process():
+    again = pickle.loads(pickle.dumps(SnapshotCallback(2, store=None)))
+    trainer(again).fit(Lit(), loader())
+    assert same(contents(again.ensembler.snapshots), plain(SCHEDULE))
 
 
 def test_the_training_stops_after_the_last_step_of_the_schedule():

@@ -157,8 +157,9 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
             if self._validation is not None:
                 self._validation.log(trainer, module, self)
         self._stored = False
-        if self.ensembler.completed == self.ensembler.schedule.total_steps:
-            trainer.should_stop = True
+        total_steps = self.ensembler.schedule.total_steps
+        if self.ensembler.completed == total_steps != trainer.estimated_stepping_batches:
+            trainer.should_stop = True  # the Trainer would go on
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """After the first epoch of manual optimization, compare the number of steps with the estimate."""
