@@ -2,6 +2,10 @@
 
 import logging
 
+import pytest
+
+pytest.importorskip("lightning")
+
 import lightning
 import torch
 from conftest import Net

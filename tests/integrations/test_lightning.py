@@ -22,7 +22,6 @@ from snapens.integrations.lightning import SnapshotCallback
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*`val_dataloader`"),
-    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec"),
 ]
 SAVING = {"enable_checkpointing": True}
@@ -263,6 +262,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_continues_with_the_next_step(ste
     assert same(contents(callback.ensembler.snapshots), plain(SCHEDULE))
 
 
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_a_checkpoint_of_modelcheckpoint_continues_the_run(tmp_path):
     def saver():
         return ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=4, save_top_k=-1)

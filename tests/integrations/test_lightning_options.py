@@ -29,7 +29,6 @@ from snapens.integrations.lightning import SnapshotCallback
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*`val_dataloader`"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec"),
 ]
 SCHEDULE = CyclicCosine(12, 2)
@@ -192,8 +191,6 @@ class Endless(IterableDataset):
             yield from loader().dataset
 
 
-@pytest.mark.filterwarnings("ignore:.*`IterableDataset` has `__len__`")
-@pytest.mark.filterwarnings("ignore:.*max_epochs. was not set")
 def test_an_unknown_number_of_steps_must_be_given():
     endless = DataLoader(Endless(), batch_size=6)
     for options in ({"max_epochs": -1}, {"max_epochs": 2}):
