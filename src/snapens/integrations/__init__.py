@@ -1,1 +1,1 @@
-"""Snapshot Ensembles in training frameworks; each integration holds a `SnapshotEnsembler`."""
+"""Integrations with training frameworks; each holds a `SnapshotEnsembler`."""
