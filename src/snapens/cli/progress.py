@@ -13,14 +13,15 @@ from ..extras import package
 
 if TYPE_CHECKING:
     from ..lab.engine.training import Training
+    from ..lab.records.followed import Followed
+
+    Shown = Training | Followed
 
 _BAR_SECONDS, _FIRST_LINE_SECONDS, _LINE_SECONDS = 0.2, 2.0, 15.0
 
 
 @contextmanager
-def display(
-    trainings: Sequence["Training"], tensorboard: "TensorBoard | None"
-) -> Iterator[Callable[["Training"], object]]:
+def display(trainings: Sequence["Shown"], tensorboard: "TensorBoard | None") -> Iterator[Callable[["Shown"], object]]:
     """Show a pack while it trains; the result is called with a run that has advanced."""
     shown = Bars(trainings) if sys.stderr.isatty() else Lines(trainings)
     parts = [shown, tensorboard] if tensorboard else [shown]
@@ -32,9 +33,13 @@ def display(
 
 
 class Bars:
-    """One bar per run: epoch, learning rate, loss, images per second, time left."""
+    """One bar per run: epoch, learning rate, loss, images per second, time left.
 
-    def __init__(self, trainings: Sequence["Training"]) -> None:
+    A run without a known number of steps has not started and has no bar. If there are more runs than lines on the
+    terminal, the bars of those that have ended are hidden.
+    """
+
+    def __init__(self, trainings: Sequence["Shown"]) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -47,19 +52,26 @@ class Bars:
         )
         self._tasks = {
             id(run): self._progress.add_task(
-                run.run.path.name, total=run.total_steps, completed=run.completed, **_fields(run)
+                run.run.path.name,
+                total=run.total_steps,
+                completed=run.completed,
+                visible=run.total_steps > 0,
+                **_fields(run),
             )
             for run in trainings
         }
         self._shown: dict[int, float] = {}
+        self._crowded = len(trainings) > self._progress.console.height
         self._progress.start()
 
-    def __call__(self, training: "Training") -> None:
+    def __call__(self, training: "Shown") -> None:
         """Move the run's bar, a few times per second."""
-        now, key = time.monotonic(), id(training)
-        if now - self._shown.get(key, 0.0) > _BAR_SECONDS or training.finished or training.failure:
+        now, key, ended = time.monotonic(), id(training), training.finished or bool(training.failure)
+        if now - self._shown.get(key, 0.0) > _BAR_SECONDS or ended:
             self._shown[key] = now
-            self._progress.update(self._tasks[key], completed=training.completed, **_fields(training))
+            visible = training.total_steps > 0 and not (ended and self._crowded)
+            steps, total = training.completed, training.total_steps
+            self._progress.update(self._tasks[key], total=total, completed=steps, visible=visible, **_fields(training))
 
     def close(self) -> None:
         """Leave the bars as they are."""
@@ -69,10 +81,10 @@ class Bars:
 class Lines:
     """A line per run now and then, for log files: the first one after the first steps, the last one at the end."""
 
-    def __init__(self, trainings: Sequence["Training"]) -> None:
+    def __init__(self, trainings: Sequence["Shown"]) -> None:
         self._due = dict.fromkeys(map(id, trainings), time.monotonic() + _FIRST_LINE_SECONDS)
 
-    def __call__(self, training: "Training") -> None:
+    def __call__(self, training: "Shown") -> None:
         """Write a line if one is due, or the run has ended."""
         now, key = time.monotonic(), id(training)
         if now < self._due[key] and not (training.finished or training.failure):
@@ -98,7 +110,7 @@ class TensorBoard:
         self._writers: dict[int, Any] = {}
         self._written: dict[int, int] = {}
 
-    def __call__(self, training: "Training") -> None:
+    def __call__(self, training: "Shown") -> None:
         """Write the lines that are new in the run's log."""
         key = id(training)
         if fresh := training.log.lines - self._written.get(key, 0):
@@ -173,7 +185,7 @@ class Counting:
             self._bar.stop()
 
 
-def _fields(training: "Training") -> dict[str, Any]:
+def _fields(training: "Shown") -> dict[str, Any]:
     """What a bar or a line shows; before the first step, speed and time left are those of the rehearsed step."""
     steps, left = training.total_steps - training.completed, training.seconds_left
     speed = training.log.images_per_second
