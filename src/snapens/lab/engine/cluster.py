@@ -122,6 +122,9 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         # the sockets in it need a short path
         folder = stack.enter_context(TemporaryDirectory(prefix="snapens-", dir="/tmp", ignore_cleanup_errors=True))
         options: dict[str, Any] = {"address": address}
+        loopback = address is None or address.startswith(_LOOPBACK)
+        if loopback:  # Ray would replace the address by that of the network interface
+            stack.enter_context(_environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}))
         if address is None:
             stack.enter_context(_environment(_local_settings()))
             options = {
@@ -134,6 +137,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         else:
             _require_reachable(address)
         ray = package("ray", "ray")
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER &= not loopback  # if Ray was imported before
         ray._private.worker._worker_logs_enabled = False  # Ray's own messages about a lost process
         stack.callback(ray.shutdown)
         _start(ray, folder, options)
@@ -151,7 +155,8 @@ def _start(ray: Any, folder: str, options: dict[str, Any]) -> None:
         signal.signal(signal.SIGTERM, handler)  # Ray sets its own
     if options["address"] == "local" and found["node_ip_address"] != _LOOPBACK:
         raise SnapensError(
-            f"a local Ray must listen on {_LOOPBACK} only, got {found['node_ip_address']}: import ray after connecting"
+            f"a local Ray must listen on {_LOOPBACK} only, got {found['node_ip_address']}: install another version of "
+            "ray, or give the address of a cluster"
         )
 
 
@@ -182,7 +187,6 @@ def train_pack(jobs: Sequence[Job], work: Work) -> Failures:
 
 def _local_settings() -> dict[str, str]:
     return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # no clusters: Ray uses the loopback interface
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # otherwise Ray would write one to the user's home
