@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -74,6 +75,18 @@ def plain(rank, model, optimizer, path):
     assert Snapshots(path / "run").steps == (2, 4)
 
 
+def hidden(rank, model, optimizer, path):
+    """A framework passes the module inside DDP."""
+    group = dist.group.WORLD
+    ensembler = SnapshotEnsembler(model.module, optimizer, SCHEDULE, store=path / "run", process_group=group)
+    train(model, ensembler, 3)
+    ensembler.rewind(2)
+    train(model, ensembler, 2)
+    assert Snapshots(path / "run").steps == (2, 4)
+    again = partial(SnapshotEnsembler, model.module, optimizer, SCHEDULE, store=path / "run", process_group=group)
+    rejected(StoreError, again, "holds those of steps 2, 4")
+
+
 def fresh(rank, model, optimizer, path):
     ensembler = SnapshotEnsembler(model, optimizer, SCHEDULE, store=path / "run", on_restart=fresh_weights(Net))
     train(model, ensembler, 2)
@@ -106,7 +119,7 @@ def interrupted(rank, model, optimizer, path):
     train(model, ensembler, 1)
     commit = ensembler.snapshots.commit
 
-    def interrupt(*_):
+    def interrupt(*_, **options):
         raise KeyboardInterrupt
 
     ensembler.snapshots.commit = interrupt  # only rank 0 commits
@@ -116,7 +129,14 @@ def interrupted(rank, model, optimizer, path):
     assert ensembler.step() == 2
 
 
-scenarios = {"plain": plain, "compiled": plain, "fresh": fresh, "errors": errors, "interrupted": interrupted}
+scenarios = {
+    "plain": plain,
+    "compiled": plain,
+    "hidden": hidden,
+    "fresh": fresh,
+    "errors": errors,
+    "interrupted": interrupted,
+}
 
 
 def test_two_ranks(tmp_path):

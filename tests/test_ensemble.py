@@ -795,3 +795,101 @@ def test_bad_arguments_are_rejected(make_net, build, words):
     with pytest.raises(ArgumentError) as caught:
         build(store, make_net())
     assert words in str(caught.value)
+
+
+# log-probabilities
+
+
+def test_log_probabilities_are_the_logarithm_of_the_mean(make_net, resident):
+    store, networks = trained(make_net)
+    ensemble = Ensemble(store, make_net(), output="log_probabilities", resident=resident)
+    with torch.no_grad():
+        torch.testing.assert_close(ensemble(X).double(), mean_of(networks).log())
+    torch.testing.assert_close(ensemble.predict([X]).double(), mean_of(networks).log())
+
+
+def test_cross_entropy_of_log_probabilities_is_the_likelihood_of_the_mean(make_net):
+    store, networks = trained(make_net)
+    ensemble, labels = Ensemble(store, make_net(), output="log_probabilities"), torch.arange(10) % 3
+    expected = -mean_of(networks)[torch.arange(10), labels].log().mean()  # the softmax of a logarithm is its argument
+    torch.testing.assert_close(nn.functional.cross_entropy(ensemble(X), labels).double(), expected)
+
+
+def test_log_probabilities_of_an_impossible_class_are_finite():
+    store, network = Snapshots(), nn.Linear(1, 2)
+    store.commit(1, {"weight": torch.zeros(2, 1), "bias": torch.tensor([0.0, -1000.0])})
+    found = Ensemble(store, network, output="log_probabilities")(torch.zeros(1, 1))
+    assert found[0, 0] == 0
+    assert -100 < found[0, 1] < -80  # the logarithm of the smallest normal float32
+
+
+def test_log_probabilities_follow_the_temperature(make_net):
+    store, networks = trained(make_net)
+    combination = Combination(temperature=2.0, newest=3)
+    found = Ensemble(store, make_net(), combination=combination, output="log_probabilities")(X).double()
+    torch.testing.assert_close(found, (mean_of(networks).log() / 2).log_softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"output": "logits"}, "output must be 'probabilities' or 'log_probabilities', got 'logits'"),
+        ({"output": "log_probabilities", "activation": None}, "output must be 'probabilities' if activation is None"),
+    ],
+)
+def test_an_output_that_does_not_exist_is_rejected(make_net, options, words):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match=words):
+        Ensemble(store, make_net(), **options)
+
+
+# snapshots of some tensors
+
+
+def with_heads(make, path, names=("head.weight", "head.bias")):
+    """A store of three snapshots that hold only some tensors, a model, and the networks that they make together."""
+    store, model, networks = Snapshots(path), make(), []
+    store.open_to_write()
+    for step in (4, 8, 12):
+        store.commit(step, {name: torch.rand_like(model.state_dict()[name]) for name in names}, partial=True)
+        network = copy.deepcopy(model)
+        network.load_state_dict({**model.state_dict(), **store.load(step)})
+        networks.append(network.eval())
+    return store, model, networks
+
+
+def test_the_tensors_that_snapshots_lack_come_from_the_model(make_net, path, resident):
+    store, model, networks = with_heads(make_net, path)
+    ensemble = Ensemble(store, model, strict=False, resident=resident)
+    for expected in (networks, networks[-2:], networks):
+        ensemble.last = len(expected)
+        with torch.no_grad():
+            torch.testing.assert_close(ensemble(X).double(), mean_of(expected))
+
+
+def test_resident_members_share_the_tensors_of_the_model(make_net):
+    store, model, _ = with_heads(make_net, None)
+    members = Ensemble(store, model, strict=False).members
+    assert len({id(member.module.weight) for member in members}) == 1
+    assert len({id(member.norm.running_mean) for member in members}) == 1
+    assert len({id(member.head.weight) for member in members}) == 3
+    assert members[0].module.weight is not model.module.weight
+
+
+def test_snapshots_of_some_tensors_are_rejected_by_default(make_net):
+    store, model, _ = with_heads(make_net, None)
+    with pytest.raises(MismatchError, match=r"missing again.weight.*strict=False"):
+        Ensemble(store, model)
+
+
+def test_a_tensor_that_the_model_lacks_is_rejected_without_strict_too(make_net):
+    store, _, _ = with_heads(make_net, None)
+    with pytest.raises(MismatchError, match=r"extra head.bias"):
+        Ensemble(store, nn.Linear(2, 2), strict=False)
+
+
+def test_snapshots_that_lack_different_tensors_are_rejected(make_net):
+    store, model, _ = with_heads(make_net, None)
+    store.commit(16, tensors(make_net()))
+    with pytest.raises(MismatchError, match="lack the same tensors for strict=False, but that of step 16"):
+        Ensemble(store, model, strict=False)

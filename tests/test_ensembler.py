@@ -3,6 +3,8 @@ import io
 import json
 import logging
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -649,3 +651,147 @@ def test_a_checkpoint_of_a_folder_store_survives_json(net, tmp_path):
     again.load_state_dict(state)
     assert again.completed == 3
     assert again.step() == 4
+
+
+# a checkpoint that knows only the step
+
+
+def test_rewind_continues_a_folder_at_a_step_and_the_rate_follows(make_net, tmp_path):
+    net = make_net()
+    first = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
+    train(net, first.optimizer, first, 9)
+    first.close()
+    net = make_net()
+    again = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path, resume=True)
+    again.rewind(6)
+    assert again.completed == 6
+    assert again.ensemble().steps == (4,)  # the snapshot of step 8 belongs to the abandoned steps
+    returned, rates, states = train(net, again.optimizer, again, 6)
+    assert returned == [None, 8, None, None, None, 12]
+    assert rates[0] == [0.1 * (math.cos(math.pi * 2 / 4) + 1) / 2]  # two steps into the second cycle
+    assert torch.equal(Snapshots(tmp_path).load(8)["head.bias"], states[1]["head.bias"])
+
+
+def test_rewind_works_for_a_store_in_memory(net):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE)
+    train(net, ensembler.optimizer, ensembler, 8)
+    ensembler.rewind(4)
+    assert ensembler.snapshots.steps == (4,)
+
+
+@pytest.mark.parametrize("step", [-1, 13, 2.0, True, None])
+def test_rewind_rejects_what_is_not_a_step(net, step):
+    with pytest.raises(ArgumentError, match="step must be an integer from 0 to 12, got"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE).rewind(step)
+
+
+def test_rewind_rejects_a_store_that_lacks_a_snapshot(net, tmp_path):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
+    with pytest.raises(MismatchError, match=r"snapshots of steps \[4, 8\] to continue at step 9, got \[\]"):
+        ensembler.rewind(9)
+
+
+def test_rewind_rejects_a_store_of_another_schedule(net, tmp_path):
+    first = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
+    train(net, first.optimizer, first, 4)
+    first.close()
+    other = SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 2), store=tmp_path, resume=True)
+    with pytest.raises(MismatchError, match=r"snapshots of steps \[\] to continue at step 5, got \[4\]"):
+        other.rewind(5)
+
+
+def test_rewind_accepts_a_snapshot_that_was_skipped(net, tmp_path):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path, on_nonfinite="skip")
+    ensembler.rewind(5)
+    assert train(net, ensembler.optimizer, ensembler, 3)[0] == [None, None, 8]
+
+
+# a run that ends early
+
+
+def warnings_of_an_early_end(caplog):
+    return [record.getMessage() for record in caplog.records if "without a snapshot of" in record.getMessage()]
+
+
+def test_a_run_that_ends_early_warns_and_names_the_missing_cycles(net, caplog):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE)
+    train(net, ensembler.optimizer, ensembler, 5)
+    del ensembler
+    (message,) = warnings_of_an_early_end(caplog)
+    assert "ended after step 5 of 12, without a snapshot of cycles 2, 3:" in message
+
+
+def test_a_process_that_ends_early_warns_even_if_it_took_no_step(tmp_path):
+    program = (
+        "import torch, snapens; net = torch.nn.Linear(1, 1)\n"
+        "e = snapens.SnapshotEnsembler(net, torch.optim.SGD(net.parameters(), 0.1), snapens.CyclicCosine(2, 2))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "ended after step 0 of 2, without a snapshot of cycles 1, 2:" in ended.stderr
+
+
+@pytest.mark.parametrize("end", ["finished", "closed", "only read"])
+def test_a_run_that_ends_as_intended_does_not_warn(net, caplog, tmp_path, end):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
+    train(net, ensembler.optimizer, ensembler, 12 if end == "finished" else 5)
+    if end != "finished":
+        ensembler.close()
+    if end == "only read":
+        ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path, resume=True)
+        assert ensembler.ensemble().steps == (4,)
+    del ensembler
+    assert not warnings_of_an_early_end(caplog)
+
+
+def test_a_run_that_returns_to_a_checkpoint_after_its_end_warns_again(net, caplog):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE)
+    train(net, ensembler.optimizer, ensembler, 12)
+    ensembler.rewind(8)
+    del ensembler
+    assert "without a snapshot of cycle 3:" in warnings_of_an_early_end(caplog)[0]
+
+
+# keep as a function
+
+
+def head_of(model):
+    return lambda: {name: value for name, value in model.named_parameters() if name.startswith("head.")}
+
+
+def test_a_function_as_keep_stores_only_its_tensors(net, tmp_path):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path, keep=head_of(net))
+    states = train(net, ensembler.optimizer, ensembler, 12)[2]
+    assert Snapshots(tmp_path).load(8).keys() == {"head.weight", "head.bias"}
+    body, x = {name: value.clone() for name, value in tensors(net).items()}, torch.randn(5, 4)
+    expected = []
+    for k in (3, 7, 11):  # the heads of the minima over the last body
+        net.load_state_dict({**body, **{name: states[k][name] for name in ("head.weight", "head.bias")}})
+        expected.append(net.eval()(x).double().softmax(-1))
+    torch.testing.assert_close(ensembler.ensemble()(x).double(), sum(expected) / 3)
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (lambda: [torch.ones(1)], "keep must return a dict of names and tensors, got list"),
+        (lambda: {"head.bias": 1.0}, "keep must return a dict of names and tensors, got dict"),
+        (lambda: {"bias": torch.ones(3)}, "by their names in the model, .* got 'bias'"),
+        (lambda: {"head.bias": torch.ones(4)}, "shapes that they have there, got 'head.bias'"),
+    ],
+)
+def test_a_function_as_keep_that_returns_something_else_is_rejected_at_the_start(net, tmp_path, keep, words):
+    with pytest.raises(ArgumentError, match=words):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path / "run", keep=keep)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fresh_weights_work_with_a_function_as_keep(make_net):
+    net = make_net()
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, keep=head_of(net), on_restart=fresh_weights(make_net))
+    train(net, ensembler.optimizer, ensembler, 12)
+    assert ensembler.ensemble().steps == (4, 8, 12)
+
+
+def test_a_process_group_of_another_kind_is_rejected(net):
+    with pytest.raises(ArgumentError, match=r"process_group must be a torch.distributed process group or None, got 2"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, process_group=2)

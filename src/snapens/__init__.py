@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from .combination import Combination as Combination
     from .ensemble import Ensemble as Ensemble
     from .ensembler import SnapshotEnsembler as SnapshotEnsembler
-    from .ensembler import fresh_weights as fresh_weights
-    from .ensembler import reset_momentum as reset_momentum
     from .errors import SnapensError as SnapensError
     from .outputs import Outputs as Outputs
+    from .restarts import fresh_weights as fresh_weights
+    from .restarts import reset_momentum as reset_momentum
     from .schedule import CyclicCosine as CyclicCosine
     from .schedule import Schedule as Schedule
     from .schedule import StepDecay as StepDecay
@@ -30,8 +30,8 @@ _HOMES = {
     "SnapshotEnsembler": "ensembler",
     "Snapshots": "snapshots",
     "StepDecay": "schedule",
-    "fresh_weights": "ensembler",
-    "reset_momentum": "ensembler",
+    "fresh_weights": "restarts",
+    "reset_momentum": "restarts",
 }
 
 

@@ -28,7 +28,9 @@ class Ensemble(nn.Module):
     probabilities along `dim`, which are averaged in float32 or wider. `combination` selects members, their weights,
     a temperature and a threshold for early exit; `last=m` is short for `Combination.last(m)`. The default is all
     snapshots that exist now, with equal weights. `preprocess` is a module that is applied to the arguments first, once
-    per batch for all members, and returns the input of the model.
+    per batch for all members, and returns the input of the model. `output="log_probabilities"` returns the logarithm
+    of the mean, for `cross_entropy` and for frameworks that apply softmax themselves. `strict=False` accepts snapshots
+    of some of the model's tensors, such as adapters; the others are those of `model`.
 
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
     to an input that requires them. Otherwise members are streamed through one replica, which needs the
@@ -57,19 +59,25 @@ class Ensemble(nn.Module):
         activation: Literal["softmax"] | Callable[[Tensor], Tensor] | None = "softmax",
         dim: int = -1,
         preprocess: nn.Module | None = None,
+        output: Literal["probabilities", "log_probabilities"] = "probabilities",
+        strict: bool = True,
         resident: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         if activation is not None and activation != "softmax" and not callable(activation):
             raise ArgumentError(f"activation must be 'softmax', None or a callable, got {activation!r}")
+        if output not in ("probabilities", "log_probabilities"):
+            raise ArgumentError(f"output must be 'probabilities' or 'log_probabilities', got {output!r}")
+        if activation is None and output != "probabilities":
+            raise ArgumentError("output must be 'probabilities' if activation is None, got 'log_probabilities'")
         if last is not None and combination is not None:
             raise ArgumentError(f"last must not be given together with a combination, got {last}: remove one of them")
-        self.activation, self.dim, self.resident = activation, dim, resident
+        self.activation, self.dim, self.output, self.resident = activation, dim, output, resident
         self._runs = _by_identity(snapshots)
         existing = [(run, step) for run, store in self._runs.items() for step in store.steps]
         self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
-        self._replicas = Replicas(model, device, resident)
+        self._replicas = Replicas(model, device, resident, strict)
         self.preprocess = None if preprocess is None else deepcopy(preprocess).to(self._replicas.device)
         if last is not None:
             combination = Combination.last(last)
@@ -139,7 +147,7 @@ class Ensemble(nn.Module):
             output = each(lambda tensor, share=share: tensor * share, self._output(member, args, kwargs))
             total = output if total is None else each(torch.add, total, output)
             weight += share
-            yield k, each(lambda tensor, weight=weight: self._tempered(tensor / weight), total)
+            yield k, each(lambda tensor, weight=weight: self._finished(tensor / weight), total)
 
     def predict(
         self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
@@ -163,7 +171,7 @@ class Ensemble(nn.Module):
             return shape if self.combination.exit_threshold is None else k
 
         self._visit(loader, add, progress)
-        return each(self._tempered, joined([pool.mean for pool in pools]))
+        return each(self._finished, joined([pool.mean for pool in pools]))
 
     def outputs(
         self,
@@ -264,8 +272,10 @@ class Ensemble(nn.Module):
             found = probabilities.log()
         return found.half().cpu()
 
-    def _tempered(self, mean: Tensor) -> Tensor:
-        return tempered(mean, self.combination.temperature, self.dim)
+    def _finished(self, mean: Tensor) -> Tensor:
+        """The prediction for the mean of the members."""
+        found = tempered(mean, self.combination.temperature, self.dim)
+        return found.clamp_min(torch.finfo(found.dtype).tiny).log() if self.output == "log_probabilities" else found
 
 
 def _by_identity(snapshots: Snapshots | Sequence[Snapshots]) -> dict[str, Snapshots]:

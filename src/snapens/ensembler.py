@@ -1,25 +1,25 @@
 """SnapshotEnsembler: the one object in the user's training loop."""
 
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from .combination import Combination
 from .ensemble import Ensemble
 from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
+from .ranks import Ranks
 from .rates import Rates
 from .schedule import Schedule
 from .snapshots import Snapshots, check_finite
-from .weights import layers, reject_sharded, tensors
+from .weights import reject_sharded, tensors
 
 log = logging.getLogger("snapens")
 
@@ -31,16 +31,20 @@ class SnapshotEnsembler:
     own `lr`, or its `initial_lr` if a checkpoint or an earlier scheduler set one, as for torch's schedulers.
 
     - `store`: a path, a `Snapshots`, or None for memory.
-    - `resume`: accept a store that already holds snapshots; call `load_state_dict` before `step()`.
-    - `keep`: the module to store, if it is not the trained one (such as an EMA copy, updated before `step()`).
+    - `resume`: accept a store that already holds snapshots; call `load_state_dict` or `rewind` before `step()`.
+    - `keep`: the module to store, if it is not the trained one (such as an EMA copy, updated before `step()`); or a
+      function that returns the tensors to store, by the names that they have in the model (such as adapters only).
     - `on_restart`: called with this object when a new cycle begins; see `fresh_weights` and `reset_momentum`.
     - `on_nonfinite`: "raise" an error, or "skip" the snapshot, if the weights at a minimum contain a NaN or infinity.
     - `drive_lr`: False leaves the rates unchanged.
+    - `process_group`: the processes that train the model, where a framework hides the DDP wrapper.
 
-    `model`, `optimizer`, `schedule` and `snapshots` are attributes. A group that is added to the optimizer later
-    takes its first step at its own `lr` and follows the schedule from then on: add it in `on_restart`, at the peak.
+    A run that ends before its last step logs a warning, unless it was closed.
+    `model`, `optimizer`, `schedule`, `keep` and `snapshots` are attributes. A group that is added to the optimizer
+    later takes its first step at its own `lr` and then follows the schedule: add it in `on_restart`, at the peak.
 
     Examples:
+        >>> import torch
         >>> model = nn.Linear(2, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> from snapens import CyclicCosine
@@ -65,10 +69,11 @@ class SnapshotEnsembler:
         *,
         store: str | PathLike[str] | Snapshots | None = None,
         resume: bool = False,
-        keep: nn.Module | None = None,
+        keep: nn.Module | Callable[[], Mapping[str, Tensor]] | None = None,
         on_restart: "Callable[[SnapshotEnsembler], object] | None" = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
         drive_lr: bool = True,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         for name, value, kind in (("model", model, nn.Module), ("schedule", schedule, Schedule)):
             if not isinstance(value, kind):
@@ -80,22 +85,38 @@ class SnapshotEnsembler:
         _check_order(schedule)
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
         self.snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
-        self._kept = model if keep is None else keep
+        self.keep = model if keep is None else keep
+        self.ranks = Ranks(model, process_group)
         self._on_restart, self._skip = on_restart, on_nonfinite == "skip"
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
-        self._completed = 0
-        self._group = next((w.process_group for w in layers(model) if isinstance(w, DistributedDataParallel)), None)
-        check_finite(tensors(self._kept), step=0)  # now, not only at the end of the first cycle
+        self._progress = _Progress()
+        check_finite(self.kept(), step=0)  # now, not only at the end of the first cycle
         self._rates = Rates(optimizer, schedule) if drive_lr else None
         self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
-        self._unloaded = bool(self._identity["snapshots"])
+        self._unloaded = self._progress.closed = bool(self._identity["snapshots"])
         self._set_rates()
         log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
+        if self.ranks.rank == 0:
+            weakref.finalize(self, _warn_of_early_end, self._progress, schedule, repr(self.snapshots))
 
     @property
     def completed(self) -> int:
         """The number of completed steps."""
-        return self._completed
+        return self._progress.completed
+
+    def kept(self) -> dict[str, Tensor]:
+        """The live tensors that a snapshot stores, by their names in the model."""
+        if isinstance(self.keep, nn.Module):
+            return tensors(self.keep)
+        found, known = self.keep(), tensors(self.model)
+        if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+            raise ArgumentError(f"keep must return a dict of names and tensors, got {type(found).__name__}")
+        if wrong := [name for name, value in found.items() if name not in known or known[name].shape != value.shape]:
+            raise ArgumentError(
+                "keep must return tensors by their names in the model, with the shapes that they have there, got "
+                f"{wrong[0]!r}: select them from model.named_parameters()"
+            )
+        return dict(found)
 
     def step(self) -> int | None:
         """Count a step and set the next rate; at a minimum, commit a snapshot first and return its step.
@@ -105,18 +126,18 @@ class SnapshotEnsembler:
         if self._unloaded:
             raise MismatchError(
                 f"store holds the snapshots of steps {list(self._identity['snapshots'])}, but this run is at step 0: "
-                "call load_state_dict() with the checkpoint to resume from, or use another store"
+                "call load_state_dict() with the checkpoint to resume from, or rewind(), or use another store"
             )
-        if self._completed >= self.schedule.total_steps:
+        if self.completed >= self.schedule.total_steps:
             raise FinishedError(
                 f"step() must be called at most total_steps={self.schedule.total_steps} times: "
                 "raise total_steps, or call it once per optimizer step, not once per micro-batch"
             )
         if self._rates is not None:
             self._rates.warn_if_changed()
-        completed = self._completed + 1
+        completed = self.completed + 1
         kept = completed in self._minima and self._commit(completed)
-        self._completed = completed
+        self._progress.completed = completed
         self._set_rates()
         if completed == self.schedule.total_steps:
             self.close()
@@ -126,17 +147,20 @@ class SnapshotEnsembler:
 
     def ensemble(self, **options: Any) -> Ensemble:
         """The ensemble of the snapshots so far; `options`, such as `last`, are those of `Ensemble`."""
-        if self.snapshots.path is None and self._rank != 0:
+        if self.snapshots.path is None and self.ranks.rank != 0:
             raise ArgumentError(
                 "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has"
             )
         known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
         if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
             options["combination"] = Combination.last(options.pop("last", len(known))).among(known)
-        return Ensemble(self.snapshots, self._kept, **options)
+        if isinstance(self.keep, nn.Module):
+            return Ensemble(self.snapshots, self.keep, **options)
+        return Ensemble(self.snapshots, self.model, **{"strict": False, **options})
 
     def close(self) -> None:
         """Release the folder to other writers; the last snapshot and the end of the process do this too."""
+        self._progress.closed = True
         self.snapshots.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +170,7 @@ class SnapshotEnsembler:
         """
         held = self.snapshots.steps if self.snapshots.path is None else ()
         return {
-            "completed": self._completed,
+            "completed": self.completed,
             "schedule": _description(self.schedule),
             "store": self._identity,
             "held": {step: {name: e.read() for name, e in self.snapshots.entries(step).items()} for step in held},
@@ -164,7 +188,31 @@ class SnapshotEnsembler:
                 "version began the run with cycles of unequal length, finish the run with that version"
             )
         self._on_rank_0(lambda: self._restore(state))
-        self._completed, self._unloaded = state["completed"], False
+        self._continue_at(state["completed"])
+
+    def rewind(self, step: int) -> None:
+        """Continue at a step that a checkpoint of your own recorded, instead of `load_state_dict`.
+
+        Snapshots after it are replaced when training reaches them again. Those up to it must be in the store.
+        """
+        if type(step) is not int or not 0 <= step <= self.schedule.total_steps:
+            raise ArgumentError(f"step must be an integer from 0 to {self.schedule.total_steps}, got {step!r}")
+        self._on_rank_0(lambda: self._rewind(step))
+        self._continue_at(step)
+
+    def _rewind(self, step: int) -> None:
+        self.snapshots.open_to_write(resume=True)
+        expected = {minimum for minimum in self._minima if minimum <= step}
+        found = {one for one in self.snapshots.steps if one <= step}
+        if found - expected or (expected - found and not self._skip):
+            raise MismatchError(
+                f"store must hold the snapshots of steps {sorted(expected)} to continue at step {step}, got "
+                f"{sorted(found)} in {self.snapshots}: use the schedule and the store of the run that is resumed"
+            )
+        self.snapshots.rewind(step)
+
+    def _continue_at(self, step: int) -> None:
+        self._progress.completed, self._progress.closed, self._unloaded = step, False, False
         self._set_rates()
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -186,7 +234,9 @@ class SnapshotEnsembler:
 
     def _commit(self, step: int) -> bool:
         try:
-            self._on_rank_0(lambda: self.snapshots.commit(step, tensors(self._kept)))
+            self._on_rank_0(
+                lambda: self.snapshots.commit(step, self.kept(), partial=not isinstance(self.keep, nn.Module))
+            )
         except NonFiniteError as error:
             if not self._skip:
                 raise
@@ -196,73 +246,38 @@ class SnapshotEnsembler:
 
     def _set_rates(self) -> None:
         if self._rates is not None:
-            self._rates.set(self._completed)
-
-    @property
-    def _rank(self) -> int:
-        return 0 if self._group is None else dist.get_rank(self._group)
+            self._rates.set(self.completed)
 
     def _on_rank_0(self, action: Callable[[], object]) -> None:
-        """Call `action` and update the store's identity. Under DDP rank 0 calls it, and all ranks get the result."""
-        outcome: list[Any] = [None, None]
-        if self._rank == 0:
-            try:
-                action()
-                outcome = [self.snapshots.identity, None]
-            except BaseException as error:  # an interrupt too: the other ranks must not wait for what does not come
-                if self._group is None:
-                    raise
-                outcome = [None, error]
-        if self._group is not None:
-            nccl = dist.get_backend(self._group) == "nccl"
-            device = next(self.model.parameters()).device if nccl else None
-            dist.broadcast_object_list(outcome, dist.get_global_rank(self._group, 0), self._group, device)
-        if outcome[1] is not None:
-            raise outcome[1]
-        self._identity: dict[str, Any] = outcome[0]
+        """Call `action` on rank 0, and update the identity of the store on all ranks."""
+
+        def identity() -> dict[str, Any]:
+            action()
+            return self.snapshots.identity
+
+        self._identity: dict[str, Any] = self.ranks.on_first(identity)
 
 
-def reset_momentum(ensembler: SnapshotEnsembler) -> None:
-    """For `on_restart`: clear the optimizer's state (momentum, moments, counts)."""
-    ensembler.optimizer.state.clear()
+@dataclass
+class _Progress:
+    """How far a run is. The warning of an early end outlives the ensembler, so this is a separate object."""
+
+    completed: int = 0
+    closed: bool = False
 
 
-def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembler], None]:
-    """For `on_restart`: begin each cycle with the weights of a new `factory()` and an empty optimizer state.
-
-    This makes the paper's SingleCycle ensemble. Under DDP all ranks use the weights of rank 0. The module
-    passed as `keep` starts from the same weights, and an `AveragedModel` counts from 0 again.
-    """
-
-    def restart(ensembler: SnapshotEnsembler) -> None:
-        fresh, live = tensors(factory()), tensors(ensembler.model)
-        trained = {id(tensor) for tensor in live.values()}
-        copies = {name: tensor for name, tensor in tensors(ensembler._kept).items() if id(tensor) not in trained}
-        if _shapes(fresh) != _shapes(live):
-            raise MismatchError("factory must build the architecture of the model that is trained, got other tensors")
-        if not _shapes(copies).items() <= _shapes(live).items():
-            raise MismatchError(
-                "keep must have the tensors of the model for fresh_weights to restart it, got others: "
-                "pass the averaged model itself, such as keep=ema.module"
-            )
-        group = ensembler._group
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(fresh[name])
-                if group is not None:
-                    dist.broadcast(tensor, src=dist.get_global_rank(group, 0), group=group)
-                if name in copies:
-                    copies[name].copy_(tensor)
-            for layer in layers(ensembler._kept):
-                if isinstance(layer, AveragedModel):
-                    layer.n_averaged.zero_()
-        reset_momentum(ensembler)
-
-    return restart
-
-
-def _shapes(named: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in named.items()}
+def _warn_of_early_end(progress: _Progress, schedule: Schedule, store: str) -> None:
+    missing = [cycle for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > progress.completed]
+    if missing and not progress.closed:
+        log.warning(
+            "the run in %s ended after step %d of %d, without a snapshot of %s %s: total_steps counts optimizer steps, "
+            "and step() is called once after each; close() ends a run without this warning",
+            store,
+            progress.completed,
+            schedule.total_steps,
+            "cycle" if len(missing) == 1 else "cycles",
+            ", ".join(map(str, missing)),
+        )
 
 
 def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .combination import Member
 from .errors import ArgumentError, MismatchError, shortened
 from .snapshots import Entry, Snapshots
+from .storage.memory import Held
 from .weights import tensors, unwrap
 
 
@@ -16,12 +17,16 @@ class Replicas(nn.ModuleList):
     """One replica per member if they are resident, otherwise one through which members are streamed.
 
     A member is a set of entries: where each tensor is stored. Equal entries have equal content, so resident replicas
-    share tensors, and a streamed replica reads only the tensors that differ.
+    share tensors, and a streamed replica reads only the tensors that differ. Unless `strict`, the tensors that a member
+    lacks are those of the model, and all members must lack the same.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device | str | None, resident: bool) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device | str | None, resident: bool, strict: bool = True
+    ) -> None:
         super().__init__([_copied(model, device)])
-        self._resident = resident
+        self._resident, self._strict = resident, strict
+        self._base: Mapping[str, Entry] | None = None  # the tensors of the model that members lack
         self._entries: dict[Member, Mapping[str, Entry]] = {}  # of each member that was added
         self._slots: dict[Member, int] = {}  # the replica of each resident member
         self._held: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
@@ -35,6 +40,8 @@ class Replicas(nn.ModuleList):
         """Make a member known, without reading its tensors."""
         if member not in self._entries:
             entries = snapshots.entries(member[1])
+            if not self._strict:
+                entries = {**entries, **self._of_model(entries, member)}
             _check_fit(member[1], entries, tensors(self[0]))
             self._entries[member] = entries
 
@@ -52,6 +59,20 @@ class Replicas(nn.ModuleList):
             self._held[slot] = entries
         self._slots[member] = slot
         return self[slot]
+
+    def _of_model(self, entries: Mapping[str, Entry], member: Member) -> Mapping[str, Entry]:
+        """Entries for the tensors of the model that a member lacks; the first replica already holds them."""
+        live = tensors(self[0])
+        lacking = live.keys() - entries.keys()
+        if self._base is None:
+            held = {id(tensor): Held(tensor) for tensor in live.values()}  # tied tensors have one entry
+            self._base = self._held[0] = {name: held[id(live[name])] for name in lacking}
+        if lacking != self._base.keys():
+            raise MismatchError(
+                f"snapshots must lack the same tensors for strict=False, but that of step {member[1]} differs in "
+                f"{shortened(sorted(lacking ^ self._base.keys()))}: combine snapshots that store the same tensors"
+            )
+        return self._base
 
     @torch.inference_mode(False)
     def _sibling(self, entries: Mapping[str, Entry]) -> tuple[nn.Module, Mapping[str, Entry]]:
@@ -102,5 +123,6 @@ def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tenso
     if wrong:
         raise MismatchError(
             f"model must have the architecture of the snapshot of step {step}, "
-            f"got {shortened(sorted(wrong), separator='; ')}: build that architecture"
+            f"got {shortened(sorted(wrong), separator='; ')}: build that architecture; "
+            "strict=False takes missing tensors from model"
         )

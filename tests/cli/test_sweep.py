@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -323,3 +324,23 @@ def test_a_terminal_with_few_lines_shows_the_bars_of_running_runs_only(monkeypat
     bars(runs[0])
     bars.close()
     assert [task.visible for task in bars._progress.tasks] == [False, True, False, False]
+
+
+def test_the_commands_and_the_code_of_the_page_work(folder, capsys):
+    page = (Path(__file__).parents[2] / "docs/sweep.md").read_text()
+    commands = re.findall(r"^snapens (sweep .*)$", page, flags=re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        assert main([*command.split(), "--dry-run"]) == 0
+        capsys.readouterr()
+    assert main([*commands[0].split(), "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith("\n12 runs\n")
+    assert sweep("--seed", "0", "1", out="runs/sweep") == 0
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)[1], names)
+    assert len(names["ensemble"].combination.members) == 4
+    with np.load("tiny.npz") as arrays:
+        predicted = names["ensemble"](torch.from_numpy(arrays["x_test"])[..., None])
+    outputs = [run.outputs().probabilities for run in names["runs"]]
+    expected = np.concatenate(outputs).mean(0)
+    assert predicted.numpy() == pytest.approx(expected, abs=2e-3)  # outputs are stored in float16

@@ -66,7 +66,8 @@ def _model(graph: Graph, combination: Combination, about: About) -> Iterator[str
     snapshots = _count(len(combination.members), "snapshot")
     runs = _count(len({run for run, _ in combination.members}), "training run")
     tempered = f", then the temperature {combination.temperature:g}" if combination.temperature != 1 else ""
-    what = "probabilities" if graph.activated else "outputs"
+    what = "outputs" if graph.output == "mean" else "probabilities"
+    tempered += ", then the logarithm" if graph.output == "log_probabilities" else ""
     lines = [
         f"Network: {about.network or 'not stated'}",
         f"Training data: {about.data or 'not stated'}",

@@ -40,7 +40,7 @@ class Graph(nn.Module):
         # only the members in use; the ensemble may hold others, which must not become a part of the file
         self.members = nn.ModuleList(ensemble.members)
         self.preprocess = ensemble.preprocess
-        self.prefixes, self.activated = prefixes, ensemble.activation is not None
+        self.prefixes, self.output = prefixes, "mean" if ensemble.activation is None else ensemble.output
         self._ensemble = (ensemble,)  # in a tuple: not a child
         args, kwargs = arguments(example, torch.device("cpu"))
         values: dict[int | str, Any] = dict([*enumerate(args), *kwargs.items()])
@@ -71,8 +71,8 @@ class Graph(nn.Module):
             return self.by_name(self(**inputs))
 
     def by_name(self, found: Any) -> dict[str, Tensor]:
-        """The result of the graph as "probabilities" ("mean" without an activation), or the keys of a mapping."""
-        return {"probabilities" if self.activated else "mean": found} if isinstance(found, Tensor) else found
+        """The result as "probabilities", "log_probabilities" or "mean" (without an activation), or as a mapping."""
+        return {self.output: found} if isinstance(found, Tensor) else found
 
     def traced(self) -> ExportedProgram:
         """The graph as a program of `torch.export`, called by the names of its inputs."""

@@ -1,0 +1,52 @@
+"""What can be done when a new cycle begins: values for `on_restart` of a `SnapshotEnsembler`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from .ensembler import SnapshotEnsembler
+from .errors import MismatchError
+from .weights import layers, tensors
+
+
+def reset_momentum(ensembler: SnapshotEnsembler) -> None:
+    """For `on_restart`: clear the optimizer's state (momentum, moments, counts)."""
+    ensembler.optimizer.state.clear()
+
+
+def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembler], None]:
+    """For `on_restart`: begin each cycle with the weights of a new `factory()` and an empty optimizer state.
+
+    This makes the paper's SingleCycle ensemble. Under DDP all ranks use the weights of rank 0. The module
+    passed as `keep` starts from the same weights, and an `AveragedModel` counts from 0 again.
+    """
+
+    def restart(ensembler: SnapshotEnsembler) -> None:
+        fresh, live = tensors(factory()), tensors(ensembler.model)
+        trained = {id(tensor) for tensor in live.values()}
+        copies = {name: tensor for name, tensor in ensembler.kept().items() if id(tensor) not in trained}
+        if _shapes(fresh) != _shapes(live):
+            raise MismatchError("factory must build the architecture of the model that is trained, got other tensors")
+        if not _shapes(copies).items() <= _shapes(live).items():
+            raise MismatchError(
+                "keep must have the tensors of the model for fresh_weights to restart it, got others: "
+                "pass the averaged model itself, such as keep=ema.module"
+            )
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(fresh[name])
+                ensembler.ranks.broadcast(tensor)
+                if name in copies:
+                    copies[name].copy_(tensor)
+            for layer in layers(ensembler.keep) if isinstance(ensembler.keep, nn.Module) else ():
+                if isinstance(layer, AveragedModel):
+                    layer.n_averaged.zero_()
+        reset_momentum(ensembler)
+
+    return restart
+
+
+def _shapes(named: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in named.items()}
