@@ -151,7 +151,10 @@ def test_a_dry_run_lists_the_runs_and_a_finished_one_is_not_repeated(folder, cap
     before = snapshots("runs")
     capsys.readouterr()
     assert sweep("--seed", "0", "1", "--dry-run") == 0
-    assert capsys.readouterr().out == f"finished     {of(seed=0)}\nnew          {of(seed=1)}\n2 runs\n"
+    assert (
+        capsys.readouterr().out
+        == f"finished     {of(seed=0)}\nnew          {of(seed=1)}\n2 runs, 1 left to train in 1 pack\n"
+    )
     assert not of(seed=1).exists()
     assert sweep("--seed", "0", "1") == 0
     assert f"{of(seed=0)} is finished already\n" in capsys.readouterr().err
@@ -333,8 +336,8 @@ def test_the_commands_and_the_code_of_the_page_work(folder, capsys):
     for command in commands:
         assert main([*command.split(), "--dry-run"]) == 0
         capsys.readouterr()
-    assert main([*commands[0].split(), "--dry-run"]) == 0
-    assert capsys.readouterr().out.endswith("\n12 runs\n")
+    assert main([*commands[0].split(), "--device", "cpu", "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith("\n12 runs, 12 left to train in 12 packs\n")
     assert sweep("--seed", "0", "1", out="runs/sweep") == 0
     names = {}
     exec(re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)[1], names)

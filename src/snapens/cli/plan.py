@@ -38,9 +38,14 @@ def train_plan(
     options, load = replace(options, resume=True), load or Loader(options, keep=True)
     if plan.ray is not None:
         return _train_on_ray(left, options, plan, load, curves)
-    device = pack.chosen_device(options.device).type
-    packs = pack.packs(left, _LARGEST_PACK[device] if plan.pack is None else plan.pack)
-    return _train_here(packs, options, load, curves)
+    return _train_here(packs_here(left, options, plan), options, load, curves)
+
+
+def packs_here(jobs: Jobs, options: TrainingOptions, plan: PlanOptions) -> Sequence[Jobs]:
+    """The packs in which the runs are trained in this process, one after the other."""
+    from ..lab.engine import pack
+
+    return pack.packs(jobs, _largest(plan, pack.chosen_device(options.device).type))
 
 
 def states(jobs: Jobs) -> dict[str, list[Path]]:
@@ -113,12 +118,13 @@ def _follow(
     from ..lab.records.followed import Followed
     from .progress import TensorBoard, display
 
-    threads = options.threads or 1
+    threads = 1 if options.threads is None else options.threads
     device, tasks = connected.capacity(options.device, threads)
     jobs = [(recipe, path.resolve()) for recipe, path in jobs]
-    packs = pack.packs(jobs, plan.pack or _LARGEST_PACK[device], tasks)
-    root = data_root(options.data)
+    packs = pack.packs(jobs, _largest(plan, device), tasks)
+    root, here = data_root(options.data), Path.cwd()
     data = None if root is None else root.expanduser().resolve()
+    work = Work(device, threads, data, here if str(here) in sys.path else None, curves)
     _say(
         f"training {len(jobs)} runs in {len(packs)} packs; Ray can train {tasks} at a time, each on a {device.upper()}"
     )
@@ -128,7 +134,7 @@ def _follow(
         interrupt.finish_step(),
         display(list(running.values()), TensorBoard() if options.tensorboard else None) as watch,
     ):
-        for failures in connected.train(packs, Work(device, threads, data, Path.cwd(), curves), interrupt):
+        for failures in connected.train(packs, work, interrupt):
             for path, reason in failures.items():
                 failed, running[path].failure = True, reason
                 _say(f"snapens: {path.name} failed: {reason}")
@@ -138,6 +144,11 @@ def _follow(
                 if run.finished or run.failure:
                     del running[path]
     return int(failed)
+
+
+def _largest(plan: PlanOptions, device: str) -> int:
+    """The largest number of runs in a pack."""
+    return _LARGEST_PACK[device] if plan.pack is None else plan.pack
 
 
 def _names(paths: Sequence[Path]) -> str:

@@ -72,15 +72,28 @@ class Sweep:
             recipes = _with_held_out(recipes, load)
         jobs = [(recipe, self.out / run_name(recipe)) for recipe in recipes]
         if self.dry_run:
-            for state, paths in states(jobs).items():
-                sys.stdout.write("".join(f"{state:12} {path}\n" for path in paths))
-            sys.stdout.write(f"{len(jobs)} runs\n")
+            self._list(jobs)
             return 0
         status = train_plan(jobs, self.training, self.plan, load)
         if finished := [job for job in jobs if job[1] in states(jobs)["finished"]]:
             tables.sweep(_groups(finished))
             sys.stdout.write(f"next: snapens report {self.out}\n")
         return status
+
+    def _list(self, jobs: "Jobs") -> None:
+        """Print what there is to do."""
+        from .plan import packs_here, states
+
+        found = states(jobs)
+        for state, paths in found.items():
+            sys.stdout.write("".join(f"{state:12} {path}\n" for path in paths))
+        left = [job for job in jobs if job[1] not in found["finished"]]
+        packs = "" if self.plan.ray is not None else f" in {_count(packs_here(left, self.training, self.plan), 'pack')}"
+        sys.stdout.write(f"{_count(jobs, 'run')}, {len(left)} left to train{packs}\n")
+
+
+def _count(items: Sequence[Any], noun: str) -> str:
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
 
 
 def _with_held_out(recipes: Sequence[Recipe], load: "Loader") -> list[Recipe]:

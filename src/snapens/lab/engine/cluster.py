@@ -136,6 +136,8 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             }
         else:
             _require_reachable(address)
+            # one attempt, of about 40 seconds, where something else than Ray listens; Ray would make 20
+            stack.enter_context(_environment({"RAY_NUM_REDIS_GET_RETRIES": "1"}))
         ray = package("ray", "ray")
         ray._private.ray_constants.ENABLE_RAY_CLUSTER &= not loopback  # if Ray was imported before
         ray._private.worker._worker_logs_enabled = False  # Ray's own messages about a lost process
