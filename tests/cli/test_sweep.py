@@ -317,8 +317,12 @@ def test_a_terminal_with_few_lines_shows_the_bars_of_running_runs_only(monkeypat
     from snapens.lab.records.followed import Followed
 
     monkeypatch.setenv("LINES", "3")
-    runs = [Followed(Settings(seed=seed).recipe(), f"run-{seed}") for seed in range(4)]
+    name = "a-network-with-a-long-name-on-some-data"
+    runs = [
+        Followed(Settings(seed=seed).recipe(), f"{name}-{words}") for seed, words in enumerate(("x", "y", name, "z"))
+    ]
     bars = progress.Bars(runs)
+    assert [task.description for task in bars._progress.tasks] == ["x", "y", f"…{name[-27:]}", "z"]
     assert [task.visible for task in bars._progress.tasks] == [False] * 4
     for run in runs[:2]:
         run.total_steps = 10

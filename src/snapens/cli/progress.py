@@ -4,10 +4,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..extras import package
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     Shown = Training | Followed
 
+_LONGEST_LABEL = 28
 _BAR_SECONDS, _FIRST_LINE_SECONDS, _LINE_SECONDS = 0.2, 2.0, 15.0
 
 
@@ -40,8 +43,9 @@ class Bars:
     """
 
     def __init__(self, trainings: Sequence["Shown"]) -> None:
+        labels = _labels([run.run.path.name for run in trainings])
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=max(map(len, labels)))),
             BarColumn(bar_width=24),
             TextColumn("epoch {task.fields[epoch]}"),
             TextColumn("lr {task.fields[lr]}"),
@@ -52,13 +56,13 @@ class Bars:
         )
         self._tasks = {
             id(run): self._progress.add_task(
-                run.run.path.name,
+                label,
                 total=run.total_steps,
                 completed=run.completed,
                 visible=run.total_steps > 0,
                 **_fields(run),
             )
-            for run in trainings
+            for run, label in zip(trainings, labels, strict=True)
         }
         self._shown: dict[int, float] = {}
         self._crowded = len(trainings) > self._progress.console.height
@@ -200,6 +204,20 @@ def _fields(training: "Shown") -> dict[str, Any]:
         "speed": "–" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",
         "left": "–" if left is None else _clock(left),
     }
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """The names without the words that all begin with; the end of a long name is kept, which has the seed.
+
+    Examples:
+        >>> _labels(["small-glyphs-single-seed0", "small-glyphs-snapshot-seed0"])
+        ['single-seed0', 'snapshot-seed0']
+    """
+    words = [name.split("-") for name in names]
+    same = takewhile(lambda column: len(set(column)) == 1, zip(*(name[:-1] for name in words), strict=False))
+    begin = len(list(same)) if len(names) > 1 else 0
+    rest = ["-".join(name[begin:]) for name in words]
+    return [name if len(name) <= _LONGEST_LABEL else f"…{name[1 - _LONGEST_LABEL :]}" for name in rest]
 
 
 def _clock(seconds: float) -> str:
