@@ -67,4 +67,5 @@ class Distill:
             optimizer=recipe.optimizer if self.lr is None else replace(recipe.optimizer, lr=self.lr),
             objective=Distillation(teacher, self.share, self.temperature),
             seed=self.seed,
+            batchnorm_parts=1,
         )

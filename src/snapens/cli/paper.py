@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +14,7 @@ from tyro.conf import Positional, subcommand
 from ..errors import ArgumentError, StoreError
 from ..lab.paper import cells as paper
 from ..lab.recipe.value import unknown
+from . import processes
 from .options import Flag, Place, Runs, TrainingOptions, arg
 
 if TYPE_CHECKING:
@@ -59,7 +61,6 @@ class PaperRun:
 
     def __call__(self) -> int:
         """Train the runs, then print the cells."""
-        from ..lab.records.run import Run
         from . import tables
         from .training import train
 
@@ -67,9 +68,8 @@ class PaperRun:
             raise ArgumentError("cells must name at least one cell, got none: `snapens paper list` shows them")
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
-        begun = [path for _, path in jobs if Run(path).exists and not Run(path).finished]
-        if begun and not self.training.resume:
-            raise StoreError(f"run must be finished or not begun, got {begun[0]}: use another --out, or --resume")
+        if not self.training.resume:
+            processes.world(self.training).first(lambda: _require_not_begun(path for _, path in jobs))
         # finished runs are shown, not repeated
         status = train(jobs, replace(self.training, resume=True), curves=not self.no_curves)
         tables.cells(cells, self._measured)
@@ -181,6 +181,14 @@ class PaperFigure:
             choices = " or ".join(f"--network {name}" for name in known)
             sys.stderr.write(f"nothing is measured for {network}, which figure {self.name} shows: use {choices}\n")
         return 0
+
+
+def _require_not_begun(paths: Iterable[Path]) -> None:
+    from ..lab.records.run import Run
+
+    for path in paths:
+        if Run(path).exists and not Run(path).finished:
+            raise StoreError(f"run must be finished or not begun, got {path}: use another --out, or --resume")
 
 
 def _require_here(folder: Path) -> None:

@@ -116,6 +116,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "objective.kind": "cross_entropy",
         "objective.label_smoothing": 0.0,
         "seed": 0,
+        "batchnorm_parts": 1,
     }
     teacher = Teacher("a", (4,))
     entries = (AdamW(), EMA(), Cutout(), ColourJitter(), Lighting(), Mirror(), Grow(), teacher, Distillation(teacher))

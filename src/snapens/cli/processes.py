@@ -1,0 +1,21 @@
+"""The processes that torchrun starts for one command: all of them train, and only the first one prints."""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..lab.engine.world import World
+    from .options import TrainingOptions
+
+
+def is_first() -> bool:
+    """Whether this process prints: it has rank 0, or torchrun did not start it. Torch is not imported for this."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
+def world(options: "TrainingOptions") -> "World":
+    """The processes that train together; they are connected in the first call."""
+    from ..lab.engine.pack import chosen_device
+    from ..lab.engine.world import joined
+
+    return joined(chosen_device(options.device))
