@@ -172,6 +172,12 @@ def errors_of_a_run_stop_it_on_both(world, path):
 
     with pytest.raises(SnapensError, match="no such data"):
         prepare([(PLAIN, path / "unreadable")], unreadable, CPU, world=world)
+    with pytest.raises(
+        SnapensError, match="MismatchError: data must be" if world.is_first else "^data must be the same"
+    ):
+        prepare([(PLAIN, path / "unreadable")], lambda _: tiny.data(train=40 + world.rank), CPU, world=world)
+    with pytest.raises(SnapensError, match="recipes must be the same for all processes"):
+        prepare([(tiny.recipe(seed=world.rank), path / "unreadable")], tiny.load, CPU, world=world)
     with pytest.raises(SnapensError, match="must be a folder without a run"):
         prepare([(PLAIN, path / "two-plain")], tiny.load, CPU, world=world)
     assert not (path / "unreadable").exists()

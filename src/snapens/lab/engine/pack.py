@@ -63,6 +63,7 @@ def prepare(
     part. `world` are the processes that train the pack together; each of them calls this function.
     """
     world = world or World()
+    world.require_same("recipes", [recipe for recipe, _ in jobs])
     loaded = world.agree(lambda: _checked(jobs, load, resume, teachers))
     checked()
     placed: dict[Dataset, Placed] = {}
@@ -72,6 +73,7 @@ def prepare(
         try:
             if dataset not in placed:
                 placed[dataset] = world.agree(partial(_placed, loaded[dataset.name], dataset, device))
+                world.require_same("data", placed[dataset].data.described())
             training = Training(
                 recipe, placed[dataset], path, state_seconds=state_seconds, teachers=teachers, world=world
             )
@@ -92,8 +94,24 @@ def train(
     """Advance the runs together until each has finished or failed; a run that fails does not affect the others.
 
     `watch` is called with a run each time it has advanced, then `stop` is called: when it returns true, each run saves
-    its state and training ends.
+    its state and training ends. An error that the processes of a pack do not have in common ends all runs.
     """
+    try:
+        _train(trainings, watch, stop)
+    except ProcessError:
+        for training in trainings:
+            training.close()
+        raise
+
+
+def measure_between(trainings: Sequence[Training]) -> None:
+    """Measure and store, for each finished run, the errors between its snapshots; a failure does not affect others."""
+    for training in trainings:
+        if training.finished:
+            _attempt(training, training.measure_between)
+
+
+def _train(trainings: Sequence[Training], watch: Callable[[Training], object], stop: Callable[[], bool]) -> None:
     world = trainings[0].world if trainings else World()
     active = [training for training in trainings if not training.finished]
     stopped = world.any(stop())
@@ -111,13 +129,6 @@ def train(
     for training in active:
         _attempt(training, training.save)
         training.close()
-
-
-def measure_between(trainings: Sequence[Training]) -> None:
-    """Measure and store, for each finished run, the errors between its snapshots; a failure does not affect others."""
-    for training in trainings:
-        if training.finished:
-            _attempt(training, training.measure_between)
 
 
 def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool, teachers: Folders) -> dict[str, Data]:
@@ -189,14 +200,10 @@ def _memory_is_out(error: BaseException | None) -> bool:
 
 
 def _attempt(training: Training, action: Callable[[], object]) -> None:
-    """Call `action`; if it fails, store the error in `failure` and in the run's log.
-
-    An error that the processes of a run do not have in common ends all runs.
-    """
+    """Call `action`; if it fails, store the error in `failure` and in the run's log."""
     try:
         action()
     except ProcessError:
-        training.close()
         raise
     except Exception as error:
         training.failure = error

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import ArgumentError, ProcessError, SnapensError
+from ...errors import ArgumentError, MismatchError, ProcessError, SnapensError
 
 T = TypeVar("T")
 
@@ -84,6 +84,16 @@ class World:
         with self.failing_alone():
             dist.all_reduce(found, dist.ReduceOp.MAX, self.group)
         return bool(found)
+
+    def require_same(self, name: str, value: object) -> None:
+        """Require that a value is the same on all ranks."""
+        first = self.first(lambda: value)
+
+        def compare() -> None:
+            if value != first:
+                raise MismatchError(f"{name} must be the same for all processes, got {name} unlike that of process 0")
+
+        self.agree(compare)
 
     @contextmanager
     def failing_alone(self) -> Iterator[None]:
