@@ -88,7 +88,7 @@ class Train:
         from .training import Loader, show_report, train
 
         recipe, load = self.settings.recipe(), Loader(self.training)
-        world = processes.world(self.training)
+        world = processes.world()
         if self.local_batchnorm:
             recipe = replace(recipe, batchnorm_parts=world.count)
         if self.settings.held_out is None:

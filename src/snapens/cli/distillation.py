@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Distillation, Snapshot
+from . import processes
 from .evaluation import Folder, combination_of
 from .options import Place, TrainingOptions, arg
 
@@ -47,7 +48,7 @@ class Distill:
         from .training import import_from_here, show_report, train
 
         run = Run(self.run)
-        teacher = teacher_of(self.run, combination_of(run, self.last))
+        teacher = processes.world().agree(lambda: teacher_of(self.run, combination_of(run, self.last)))
         recipe = self._recipe(run.recipe, teacher)
         out = self.out or Path("runs") / f"distilled-{run_name(recipe)}"
         import_from_here([run.recipe.network.name])

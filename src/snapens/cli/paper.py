@@ -69,7 +69,7 @@ class PaperRun:
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
         if not self.training.resume:
-            processes.world(self.training).first(lambda: _require_not_begun(path for _, path in jobs))
+            processes.world().first(lambda: _require_not_begun(path for _, path in jobs))
         # finished runs are shown, not repeated
         status = train(jobs, replace(self.training, resume=True), curves=not self.no_curves)
         tables.cells(cells, self._measured)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..lab.engine.world import World
-    from .options import TrainingOptions
 
 
 def is_first() -> bool:
@@ -13,9 +12,11 @@ def is_first() -> bool:
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def world(options: "TrainingOptions") -> "World":
-    """The processes that train together; they are connected in the first call."""
-    from ..lab.engine.pack import chosen_device
+def world() -> "World":
+    """The processes that train together; they are connected in the first call.
+
+    Call this before anything that may fail in one process only, and let `World.agree` do the latter.
+    """
     from ..lab.engine.world import joined
 
-    return joined(chosen_device(options.device))
+    return joined()

@@ -130,14 +130,15 @@ def _train(
     from ..lab.engine import pack
     from .progress import TensorBoard, display
 
-    device, world = pack.chosen_device(options.device), processes.world(options)
+    world = processes.world()
+    device = world.agree(lambda: pack.chosen_device(options.device))
     _require_outside_images(jobs, data_root(options.data))
     if options.threads is not None:
         if options.threads < 1:
             raise ArgumentError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     import_from_here(recipe.network.name for recipe, _ in jobs)
-    tensorboard = TensorBoard() if options.tensorboard and world.is_first else None
+    tensorboard = world.agree(lambda: TensorBoard() if options.tensorboard and world.is_first else None)
     left = world.first(lambda: pack.unfinished(jobs, curves=curves)) if options.resume else jobs
     for job in jobs:
         if job not in left:

@@ -151,7 +151,7 @@ def local_statistics_are_those_of_each_part(world, path):
     step(0)
     torch.testing.assert_close(step.network.norm.running_mean, expected)
     assert not equal_on_all(world, expected)
-    with pytest.raises(ArgumentError, match="batchnorm_parts must be the number of processes, 2, or 1, got 3"):
+    with pytest.raises(SnapensError, match="batchnorm_parts must be the number of processes, 2, or 1, got 3"):
         prepare([(tiny.replace(LOCAL, batchnorm_parts=3), path / "three")], tiny.load, CPU, world=world)
 
 
@@ -258,7 +258,7 @@ def test_two_processes(tmp_path, monkeypatch):
     trained((PLAIN, tmp_path / "again"), resume=True)
     assert largest_difference(tmp_path / "again", tmp_path / "one-plain") < SAME
     assert largest_difference(tmp_path / "two-norm", tmp_path / "one-norm") < SAME
-    assert Run(tmp_path / "two-plain").finish_event["processes"] == 2
+    assert Run(tmp_path / "two-plain").finish_event["device"].startswith("2 × CPU")
     assert [line["event"] for line in Run(tmp_path / "two-plain").log()] == [
         line["event"] for line in Run(tmp_path / "one-plain").log()
     ]

@@ -48,6 +48,11 @@ class TrainingStep:
         self.recipe, self.placed, self.device, self.world = recipe, placed, placed.device, world or World()
         self._active_world = self.world
         part = self.world.part(recipe.budget.batch)
+        if recipe.batchnorm_parts not in (1, self.world.count):
+            raise ArgumentError(
+                f"batchnorm_parts must be the number of processes, {self.world.count}, or 1, got "
+                f"{recipe.batchnorm_parts}: use as many processes"
+            )
         self.network = self._network_on_device()
         self.kept = self.network if recipe.averaging is None else self._network_on_device()
         named = zip(tensors(self.kept).values(), tensors(self.network).values(), strict=True)

@@ -56,11 +56,6 @@ class Training:
         examples = len(placed.data.train)
         if recipe.budget.batch > examples:
             raise ArgumentError(f"batch must be at most the {examples} training examples, got {recipe.budget.batch}")
-        if recipe.batchnorm_parts not in (1, self.world.count):
-            raise ArgumentError(
-                f"batchnorm_parts must be the number of processes, {self.world.count}, or 1, got "
-                f"{recipe.batchnorm_parts}: use as many processes"
-            )
         self.schedule = recipe.schedule(examples)
         self.total_steps = self.schedule.total_steps
         self.pack = 1
@@ -278,10 +273,20 @@ class Training:
         if not finished or not gallery.is_intact(self.run, self.run.outputs()):
             gallery.keep(self.run, self.placed.data.pixels, self.placed.data.file_name)
         if not finished:
-            processes = {"processes": self.world.count} if self.world.count > 1 else {}
-            sources = " ".join(self._sources)
-            environment = {"pack": self.pack, "sources": sources, **processes, **_environment(self.placed)}
+            environment = {"pack": self.pack, "sources": " ".join(self._sources), **self._environment()}
             self.log.note("finished", step=self.completed, seconds=round(self.log.seconds, 3), **environment)
+
+    def _environment(self) -> dict[str, Any]:
+        """The hardware and software of the run."""
+        device, threads = self.placed.device, torch.get_num_threads()
+        cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} thread{'s' * (threads > 1)}"
+        return {
+            "device": f"{self.world.count} × {name}" if self.world.count > 1 else name,
+            "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
+            "torch": torch.__version__,
+            "snapens": __version__,
+        }
 
     def _queue(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -293,14 +298,3 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 
 # several processes use one stream for all runs, so that the communication of the runs has the same order everywhere
 _common_stream = cache(_stream)
-
-
-def _environment(placed: Placed) -> dict[str, Any]:
-    """The hardware and software of the run."""
-    cuda, threads = placed.device.type == "cuda", torch.get_num_threads()
-    return {
-        "device": torch.cuda.get_device_name(placed.device) if cuda else f"CPU, {threads} thread{'s' * (threads > 1)}",
-        "peak_memory_bytes": torch.cuda.max_memory_reserved(placed.device) if cuda else None,
-        "torch": torch.__version__,
-        "snapens": __version__,
-    }

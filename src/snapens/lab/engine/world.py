@@ -91,7 +91,10 @@ class World:
 
         def compare() -> None:
             if value != first:
-                raise MismatchError(f"{name} must be the same for all processes, got {name} unlike that of process 0")
+                raise MismatchError(
+                    f"{name} must be the same for all processes, got others than those of process 0: "
+                    "use the same command and the same data on all machines"
+                )
 
         self.agree(compare)
 
@@ -154,14 +157,14 @@ def gpu_of_process() -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def joined(device: torch.device) -> World:
-    """The processes that torchrun started, one per GPU or several on CPUs; otherwise this process alone."""
+def joined() -> World:
+    """The processes that torchrun started, connected in the first call; otherwise this process alone."""
     if not dist.is_available() or not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
         return World()
-    if not dist.is_initialized():
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_TIMEOUT)
     local_rank = int(os.environ["LOCAL_RANK"])
+    if not dist.is_initialized():
+        if local_rank < torch.cuda.device_count():
+            torch.cuda.set_device(local_rank)
+        # objects and flags are always exchanged over gloo
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_TIMEOUT)
     return World(dist.get_rank(), dist.get_world_size(), local_rank, dist.group.WORLD)
