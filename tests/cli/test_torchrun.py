@@ -21,6 +21,9 @@ NETWORK = """
 import os
 from torch import nn
 
+def restarted():
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
 class Signalling(nn.Module):
     "Sends a signal from one rank, to this process or to torchrun, at one of its training calls."
 
@@ -31,7 +34,7 @@ class Signalling(nn.Module):
     def forward(self, x):
         self.calls += self.training
         at, rank, target, number = map(int, os.environ.get("SIGNAL", "-1 0 0 0").split())
-        if self.training and self.calls == at and os.environ["RANK"] == str(rank):
+        if self.training and self.calls == at and os.environ["RANK"] == str(rank) and not restarted():
             os.kill((os.getpid(), os.getppid())[target], number)
         return x
 
@@ -103,15 +106,20 @@ def test_a_killed_process_leaves_a_run_that_any_number_of_processes_resumes(fold
     assert lost in ended.stderr
     assert "Traceback" not in ended.stderr.partition("torch/distributed/elastic")[0]
     assert Run(folder / "run").state().completed == 12
-    for processes in (0, 2):
-        copy = folder / f"resumed by {processes}"
-        shutil.copytree(folder / "run", copy)
-        (folder / "run").rename(folder / "killed")
-        copy.rename(folder / "run")
-        finished(folder, processes, f"{TRAIN} --out run --resume")
-        assert largest_difference(folder / "one", folder / "run") < SAME
-        shutil.rmtree(folder / "run")
-        (folder / "killed").rename(folder / "run")
+    shutil.copytree(folder / "run", folder / "copy")
+    finished(folder, 0, f"{TRAIN} --out run --resume")
+    finished(folder, 2, f"{TRAIN} --out copy --resume")
+    assert largest_difference(folder / "one", folder / "run") < SAME
+    assert largest_difference(folder / "one", folder / "copy") < SAME
+
+
+@pytest.mark.long
+def test_torchrun_can_restart_the_processes_by_itself(folder):
+    finished(folder, 0, f"{TRAIN} --out one")
+    killed = {"SIGNAL": f"{SIGNAL_AT} 1 0 {signal.SIGKILL.value}", "PET_MAX_RESTARTS": "1"}  # as --max-restarts 1
+    ended = finished(folder, 2, f"{TRAIN} --out run --resume", **killed)
+    assert "which has ended" in ended.stderr
+    assert largest_difference(folder / "one", folder / "run") < SAME
 
 
 @pytest.mark.long

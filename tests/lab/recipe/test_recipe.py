@@ -423,3 +423,10 @@ def test_the_help_names_every_network_and_data_set():
 
 def test_a_seed_can_be_replaced():
     assert replace(Recipe(), seed=3).seed == 3
+
+
+def test_batchnorm_has_at_least_one_part_and_by_default_the_whole_batch():
+    assert Recipe(batchnorm_parts=2).identity == '{"batchnorm_parts":2}'
+    assert Recipe(batchnorm_parts=2).differences(Recipe()) == ["batchnorm_parts: 2, 1"]
+    with pytest.raises(ArgumentError, match="batchnorm_parts must be at least 1, got 0"):
+        Recipe(batchnorm_parts=0)
