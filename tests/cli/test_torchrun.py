@@ -12,13 +12,14 @@ import pytest
 import torch.distributed as dist
 
 import snapens
+from snapens.cli import main
 from snapens.lab.records.run import Run
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="needs gloo")
 SAME = 1e-5
 SIGNAL_AT = 20  # training calls of the network: the trial step and 19 steps
 NETWORK = """
-import os
+import os, signal
 from torch import nn
 
 def restarted():
@@ -35,8 +36,16 @@ class Signalling(nn.Module):
         self.calls += self.training
         at, rank, target, number = map(int, os.environ.get("SIGNAL", "-1 0 0 0").split())
         if self.training and self.calls == at and os.environ["RANK"] == str(rank) and not restarted():
-            os.kill((os.getpid(), os.getppid())[target], number)
+            send_to_torchrun(number) if target else os.kill(os.getpid(), number)
         return x
+
+def send_to_torchrun(number):
+    "Send a signal to torchrun, and wait until it has been passed on to this process."
+    reader, writer = os.pipe()
+    before = signal.getsignal(number)
+    signal.signal(number, lambda *arguments: [os.write(writer, b"1"), before(*arguments)])
+    os.kill(os.getppid(), number)
+    os.read(reader, 1)
 
 def plain(classes, channels, dropout=0.0):
     layers = Signalling(), nn.Conv2d(channels, 4, 3, 2), nn.ReLU(), nn.Dropout(dropout), nn.Flatten()
@@ -48,7 +57,10 @@ TRAIN = f"train --network plain:plain {FLAGS}"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "plain", raising=False)
     (tmp_path / "plain.py").write_text(NETWORK)
     x = np.random.default_rng(0).integers(0, 256, (53, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "tiny.npz", x_train=x, y_train=np.arange(53) % 3, x_test=x, y_test=np.arange(53) % 3)
@@ -56,10 +68,9 @@ def folder(tmp_path):
 
 
 def started(folder, processes, command, **environment):
-    """Run a command in some processes, or without torchrun if it is 0, and return the finished torchrun."""
-    launcher = [] if not processes else ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    if processes:
-        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    """Run a command in some processes, and return the finished torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     source = str(Path(snapens.__file__).parents[1])
     settings = {"PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
@@ -86,7 +97,7 @@ def largest_difference(path, other):
 
 
 def test_two_processes_train_the_run_of_one_process_and_the_first_one_prints(folder):
-    finished(folder, 0, f"{TRAIN} --out one")
+    assert main(f"{TRAIN} --out one".split()) == 0
     ended = finished(folder, 2, f"{TRAIN} --out two")
     assert largest_difference(folder / "one", folder / "two") < SAME
     assert Run(folder / "two").recipe == Run(folder / "one").recipe
@@ -99,7 +110,7 @@ def test_two_processes_train_the_run_of_one_process_and_the_first_one_prints(fol
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.long
 def test_a_killed_process_leaves_a_run_that_any_number_of_processes_resumes(folder, rank):
-    finished(folder, 0, f"{TRAIN} --out one")
+    assert main(f"{TRAIN} --out one".split()) == 0
     ended = started(folder, 2, f"{TRAIN} --out run", SIGNAL=f"{SIGNAL_AT} {rank} 0 {signal.SIGKILL.value}")
     assert ended.returncode != 0
     lost = f"snapens: process {1 - rank} of 2 lost its connection to another process, which has ended; the same command"
@@ -107,7 +118,7 @@ def test_a_killed_process_leaves_a_run_that_any_number_of_processes_resumes(fold
     assert "Traceback" not in ended.stderr.partition("torch/distributed/elastic")[0]
     assert Run(folder / "run").state().completed == 12
     shutil.copytree(folder / "run", folder / "copy")
-    finished(folder, 0, f"{TRAIN} --out run --resume")
+    assert main(f"{TRAIN} --out run --resume".split()) == 0
     finished(folder, 2, f"{TRAIN} --out copy --resume")
     assert largest_difference(folder / "one", folder / "run") < SAME
     assert largest_difference(folder / "one", folder / "copy") < SAME
@@ -115,22 +126,23 @@ def test_a_killed_process_leaves_a_run_that_any_number_of_processes_resumes(fold
 
 @pytest.mark.long
 def test_torchrun_can_restart_the_processes_by_itself(folder):
-    finished(folder, 0, f"{TRAIN} --out one")
+    assert main(f"{TRAIN} --out one".split()) == 0
     killed = {"SIGNAL": f"{SIGNAL_AT} 1 0 {signal.SIGKILL.value}", "PET_MAX_RESTARTS": "1"}  # as --max-restarts 1
     ended = finished(folder, 2, f"{TRAIN} --out run --resume", **killed)
     assert "which has ended" in ended.stderr
     assert largest_difference(folder / "one", folder / "run") < SAME
 
 
+@pytest.mark.parametrize(("target", "number", "acknowledged"), [(1, signal.SIGINT, 1), (0, signal.SIGTERM, 0)])
 @pytest.mark.long
-def test_ctrl_c_saves_the_state_after_the_current_step(folder):
-    finished(folder, 0, f"{TRAIN} --out one")
-    ended = started(folder, 2, f"{TRAIN} --out run", SIGNAL=f"{SIGNAL_AT} 1 1 {signal.SIGINT.value}")
+def test_ctrl_c_or_a_signal_to_one_process_saves_the_state_after_the_current_step(folder, target, number, acknowledged):
+    """torchrun passes Ctrl-C on to all processes, of which the first one acknowledges it."""
+    assert main(f"{TRAIN} --out one".split()) == 0
+    ended = started(folder, 2, f"{TRAIN} --out run", SIGNAL=f"{SIGNAL_AT} 1 {target} {number.value}")
     assert ended.returncode != 0
-    assert ended.stderr.count("snapens: stopping after this step") == 1
+    assert ended.stderr.count("snapens: stopping after this step") == acknowledged
     assert ended.stderr.count("snapens: interrupted; the same command with --resume continues") == 1
-    # torchrun may take a few steps to pass the signal on; the next minimum is at 24
-    assert Run(folder / "run").state().completed >= SIGNAL_AT - 1
+    assert Run(folder / "run").state().completed == SIGNAL_AT - 1  # without the trial step
     finished(folder, 2, f"{TRAIN} --out run --resume")
     assert largest_difference(folder / "one", folder / "run") < SAME
 
@@ -154,13 +166,13 @@ def test_an_error_is_printed_once_and_no_process_waits(folder, command, error):
 
 
 @pytest.mark.long
-def test_local_batchnorm_makes_the_number_of_processes_part_of_the_recipe(folder):
+def test_local_batchnorm_makes_the_number_of_processes_part_of_the_recipe(folder, capsys):
     command = f"train --network small {FLAGS} --local-batchnorm --out run"
     finished(folder, 2, command)
     assert Run(folder / "run").recipe.batchnorm_parts == 2
-    for processes, number in ((0, 1), (4, 4)):
-        ended = started(folder, processes, f"{command} --resume")
-        assert ended.returncode != 0
-        assert f"recipe must be that of the run in run to resume it, got (old, new) batchnorm_parts: 2, {number}" in (
-            ended.stderr
-        )
+    rule = "recipe must be that of the run in run to resume it, got (old, new) batchnorm_parts: 2, "
+    assert main(f"{command} --resume".split()) == 2
+    assert f"{rule}1" in capsys.readouterr().err
+    ended = started(folder, 4, f"{command} --resume")
+    assert ended.returncode != 0
+    assert f"{rule}4" in ended.stderr

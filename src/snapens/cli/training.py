@@ -1,6 +1,7 @@
 """Training from the command line: messages, progress, Ctrl-C."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -160,6 +161,8 @@ def _train(
     try:
         with interrupt.finish_step(), display(trainings, tensorboard) as watch:
             pack.train(trainings, watch, interrupt)
+            if not all(training.finished or training.failure for training in trainings):
+                interrupt.number = interrupt.number or signal.SIGTERM  # only another process received the signal
         if curves and world.is_first:
             _say("measuring the errors between the snapshots")
             pack.measure_between(trainings)

@@ -165,6 +165,10 @@ def joined() -> World:
     if not dist.is_initialized():
         if local_rank < torch.cuda.device_count():
             torch.cuda.set_device(local_rank)
-        # objects and flags are always exchanged over gloo
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_TIMEOUT)
+        store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        # after a restart by torchrun, the store may still have the addresses of the processes before it
+        attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # objects are exchanged over gloo
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT)
     return World(dist.get_rank(), dist.get_world_size(), local_rank, dist.group.WORLD)
