@@ -95,7 +95,7 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
                 f"{step} without it: resume from another checkpoint, or train without resuming"
             )
         _follow(lr_scheduler, schedule, step)
-        keep = partial(_trainable, model) if self._keep is None and getattr(model, "peft_config", None) else self._keep
+        keep = partial(trainable, model) if self._keep is None and getattr(model, "peft_config", None) else self._keep
         self._snapshots.close()  # if an earlier training was interrupted
         self._ensembler = SnapshotEnsembler(
             model,
@@ -172,7 +172,8 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
             log.warning(message)
 
 
-def _trainable(model: nn.Module) -> dict[str, Tensor]:
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The trainable parameters by name: of a PEFT model, its adapter."""
     return {name: tensor for name, tensor in tensors(model).items() if tensor.requires_grad}
 
 
