@@ -36,7 +36,6 @@ STILL = transformers.BertConfig(**{**CONFIG.to_dict(), "hidden_dropout_prob": 0.
 WIDE = transformers.BertConfig(**{**CONFIG.to_dict(), "hidden_size": 64, "intermediate_size": 256})
 IN_ORDER = {
     "train_sampling_strategy": "sequential",
-    "save_strategy": "no",
     "optim": "sgd",
     "average_tokens_across_devices": False,
 }
@@ -53,13 +52,14 @@ def examples(count=32):
     return [{"input_ids": row, "labels": int(row.sum()) % 3} for row in inputs]
 
 
-def trainer(folder, *callbacks, model=None, optimizers=(None, None), **options):
+def trainer(folder, *callbacks, model=None, optimizers=(None, None), save_steps=None, **options):
     options = {
         "max_steps": 6,
         "per_device_train_batch_size": 4,
         "learning_rate": 0.01,
         "logging_steps": 1,
-        "save_steps": 1,
+        "save_strategy": "no" if save_steps is None else "steps",
+        "save_steps": save_steps or 1,
         "use_cpu": True,
         "report_to": [],
         "disable_tqdm": True,
@@ -119,7 +119,7 @@ def two_processes(tmp_path_factory):
 
 def rank_main(folder):
     """Train without interruption, then again from a checkpoint in mid-cycle."""
-    options = {**IN_ORDER, "per_device_train_batch_size": 2, "ddp_backend": "gloo", "save_strategy": "steps"}
+    options = {**IN_ORDER, "per_device_train_batch_size": 2, "ddp_backend": "gloo", "save_steps": 4}
     whole, again = folder / "whole", folder / "again"
     trainer(whole, SnapshotCallback(2, store=whole / "run"), model=classifier(STILL), **options).train()
     if torch.distributed.get_rank() == 0:
@@ -161,6 +161,7 @@ def test_a_training_that_is_stopped_in_mid_cycle_and_resumed_has_the_snapshots_o
     total = 6 if accumulation == 1 else 8
     expected, rates = plain_loop(tmp_path / "plain", CyclicCosine(total, 2), accumulation)
     options = {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": accumulation, **length}
+    options["save_steps"] = stop
     first = trainer(
         tmp_path, SnapshotCallback(2, store=tmp_path / "run"), Crash(stop), model=classifier(STILL), **options
     )
@@ -179,7 +180,7 @@ def test_a_training_that_is_stopped_in_mid_cycle_and_resumed_has_the_snapshots_o
 def test_resuming_at_any_step_gives_the_snapshots_of_the_uninterrupted_training(tmp_path):
     """With dropout and shuffled examples, so the random state matters too; the last step has nothing left to train."""
     whole = tmp_path / "whole"
-    trainer(whole, SnapshotCallback(2, store=whole / "run")).train()
+    trainer(whole, SnapshotCallback(2, store=whole / "run"), save_steps=1).train()
     expected = snapshots(whole)
     for step in range(1, 7):
         again = shutil.copytree(whole, tmp_path / str(step))
@@ -190,7 +191,7 @@ def test_resuming_at_any_step_gives_the_snapshots_of_the_uninterrupted_training(
 
 def test_a_training_interrupted_in_a_notebook_continues_with_the_same_callback(tmp_path):
     callback = SnapshotCallback(2, store=tmp_path / "run")
-    stopped = trainer(tmp_path, callback, Crash(4))
+    stopped = trainer(tmp_path, callback, Crash(4), save_steps=4)
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     with pytest.raises(LockedError, match="close"):
@@ -222,7 +223,7 @@ def rates(found):
 
 
 def test_the_warm_up_of_the_arguments_is_part_of_the_schedule(tmp_path):
-    found = trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run"), warmup_steps=2, save_strategy="no")
+    found = trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run"), warmup_steps=2)
     found.train()
     # two steps on a straight line to the peak, then two cosines of two steps: (1 + cos 0) / 2, (1 + cos pi / 2) / 2
     assert rates(found) == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, 0.005, 0.01, 0.005])
@@ -231,14 +232,14 @@ def test_the_warm_up_of_the_arguments_is_part_of_the_schedule(tmp_path):
 
 def test_another_schedule_is_followed(tmp_path):
     schedule = StepDecay(6, snapshots=3)
-    found = trainer(tmp_path, SnapshotCallback(store=tmp_path / "run", schedule=schedule), save_strategy="no")
+    found = trainer(tmp_path, SnapshotCallback(store=tmp_path / "run", schedule=schedule))
     found.train()
     assert rates(found) == pytest.approx([0.01, 0.01, 0.01, 0.001, 0.0001, 0.0001])
     assert list(snapshots(tmp_path)) == [2, 4, 6]
 
 
 def test_a_step_that_the_gradient_scaler_skips_counts(tmp_path, monkeypatch):
-    found = trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run"), save_strategy="no")
+    found = trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run"))
     skipped = property(lambda accelerator: found.state.global_step in (0, 3))
     monkeypatch.setattr(type(found.accelerator), "optimizer_step_was_skipped", skipped)
     found.train()
@@ -251,7 +252,7 @@ class Interfering(transformers.TrainerCallback):
 
 
 def test_another_callback_that_changes_the_rate_is_reported_once(tmp_path, caplog):
-    trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run"), Interfering(), save_strategy="no").train()
+    trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run"), Interfering()).train()
     assert caplog.text.count("something else changed them to [0.5, 0.01]") == 1
 
 
@@ -285,6 +286,7 @@ def test_an_ema_that_is_updated_after_the_snapshot_is_reported(tmp_path, caplog)
 def test_loading_the_best_model_at_the_end_does_not_change_the_ensemble(tmp_path):
     callback = SnapshotCallback(2, store=tmp_path / "run")
     options = {
+        "save_steps": 1,
         "load_best_model_at_end": True,
         "eval_strategy": "steps",
         "eval_steps": 1,
@@ -302,7 +304,7 @@ def test_loading_the_best_model_at_the_end_does_not_change_the_ensemble(tmp_path
 def test_under_bf16_members_have_their_own_weights(tmp_path):
     """Accelerate replaces `forward` of the model; a copy must not call that of the original."""
     callback = SnapshotCallback(2, store=tmp_path / "run")
-    trainer(tmp_path, callback, bf16=True, save_strategy="no").train()
+    trainer(tmp_path, callback, bf16=True).train()
     inputs = torch.stack([row["input_ids"] for row in examples(4)])
     expected = Ensemble.load(tmp_path / "run", classifier())(input_ids=inputs)
     torch.testing.assert_close(callback.ensemble()(input_ids=inputs), expected, atol=0.02, rtol=0)
@@ -318,7 +320,7 @@ def test_options_of_the_ensembler_are_passed_on(tmp_path):
         reset_momentum(ensembler)
 
     callback = SnapshotCallback(3, store=tmp_path / "run", on_restart=restart)
-    trainer(tmp_path, callback, save_strategy="no").train()
+    trainer(tmp_path, callback).train()
     assert seen == [2, 4]
 
 
@@ -329,7 +331,7 @@ class Stop(transformers.TrainerCallback):
 
 def test_a_training_that_is_stopped_early_warns_and_releases_the_folder(tmp_path, caplog):
     callback = SnapshotCallback(2, store=tmp_path / "run")
-    trainer(tmp_path, callback, Stop()).train()
+    trainer(tmp_path, callback, Stop(), save_steps=4).train()
     assert callback.ensemble().steps == (3,)
     trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run")).train(resume_from_checkpoint=True)
     assert list(snapshots(tmp_path)) == [3, 6]
@@ -343,7 +345,7 @@ def test_only_the_adapters_of_a_peft_model_are_stored(tmp_path):
     base = sum(p.numel() * p.element_size() for p in model.parameters()) - adapters
     assert base > 20 * adapters
     callback = SnapshotCallback(3, store=tmp_path / "run")
-    trainer(tmp_path, callback, model=model, save_steps=3).train()
+    trainer(tmp_path, callback, model=model).train()
     stored = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert 3 * adapters < stored < 3 * adapters + 20_000 < base
     members = callback.ensemble().members
@@ -357,7 +359,7 @@ def test_the_adapters_of_a_peft_model_are_resumed(tmp_path):
         return peft.get_peft_model(classifier(), peft.LoraConfig(task_type="SEQ_CLS", r=2))
 
     whole = tmp_path / "whole"
-    trainer(whole, SnapshotCallback(2, store=whole / "run"), model=adapted()).train()
+    trainer(whole, SnapshotCallback(2, store=whole / "run"), model=adapted(), save_steps=4).train()
     again = shutil.copytree(whole, tmp_path / "again")
     resumed = trainer(again, SnapshotCallback(2, store=again / "run"), model=adapted())
     resumed.train(resume_from_checkpoint=str(again / "checkpoints/checkpoint-4"))
@@ -441,18 +443,18 @@ def test_the_arguments_of_the_callback_are_checked(tmp_path):
 
 def test_a_folder_that_has_snapshots_is_rejected_by_a_new_training(tmp_path):
     callback = SnapshotCallback(2, store=tmp_path / "run")
-    trainer(tmp_path, callback, save_strategy="no").train()
+    trainer(tmp_path, callback).train()
     with pytest.raises(StoreError, match="holds those of steps 3, 6"):
-        trainer(tmp_path, callback, save_strategy="no").train()
+        trainer(tmp_path, callback).train()
 
 
 def test_a_checkpoint_of_another_training_is_rejected(tmp_path):
-    trainer(tmp_path / "plain", max_steps=4).train()
+    trainer(tmp_path / "plain", max_steps=4, save_steps=4).train()
     without = trainer(tmp_path / "plain", SnapshotCallback(2, store=tmp_path / "run"))
     with pytest.raises(MismatchError, match="saved with SnapshotCallback, got one of step 4 without it"):
         without.train(resume_from_checkpoint=True)
     for name in ("a", "b"):
-        trainer(tmp_path / name, SnapshotCallback(2, store=tmp_path / name / "run")).train()
+        trainer(tmp_path / name, SnapshotCallback(2, store=tmp_path / name / "run"), save_steps=4).train()
     mixed = trainer(tmp_path / "a", SnapshotCallback(2, store=tmp_path / "b/run"))
     with pytest.raises(MismatchError, match="store must be that of the checkpoint"):
         mixed.train(resume_from_checkpoint=str(tmp_path / "a/checkpoints/checkpoint-4"))

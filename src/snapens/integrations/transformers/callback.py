@@ -115,7 +115,7 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Warn if the EMA was updated after the last step was counted."""
         if self._version not in (None, self._kept_version()):
-            self._warn(
+            self._warn_once(
                 "the module that keep names changed after SnapshotCallback: snapshots contain its state of one step "
                 "earlier; list the callback that updates it before SnapshotCallback"
             )
@@ -126,9 +126,11 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         """Warn if something else has changed the rate."""
         found, expected = [group["lr"] for group in optimizer.param_groups], lr_scheduler.get_last_lr()
         if found != expected:
-            self._warn(
-                f"learning rates must be those of the schedule, {expected}, but something else changed them to "
-                f"{found}: remove the other scheduler or callback"
+            self._warn_once(
+                "learning rates must be those of the schedule, %s, but something else changed them to %s: "
+                "remove the other scheduler or callback",
+                expected,
+                found,
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, lr_scheduler: Any, **_: Any) -> None:
@@ -166,10 +168,10 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
             return None
         return sum(tensor._version for tensor in tensors(self._keep).values())
 
-    def _warn(self, message: str) -> None:
-        if message[:20] not in self._warned:
-            self._warned.add(message[:20])
-            log.warning(message)
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *values)
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
