@@ -53,14 +53,14 @@ def language_model(seed=0, config=GPT2):
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def adapted(seed=0):
+def adapted(seed=0, base=classifier, task="SEQ_CLS"):
     """The same base for every seed; LoRA begins at zero, so noise is added to the adapter."""
-    model = peft.get_peft_model(classifier(), peft.LoraConfig(task_type="SEQ_CLS", r=2)).eval()
+    model = peft.get_peft_model(base(), peft.LoraConfig(task_type=task, r=2)).eval()
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+                parameter.add_(torch.randn_like(parameter))
     return model
 
 
@@ -75,25 +75,33 @@ def ensemble_of(models, **options):
 
 
 @torch.no_grad()
-def mean_softmax(models, inputs, weights=(1, 1, 1)):
+def mean_softmax(models, inputs, weights=(1, 1, 1), **more):
     """The plain computation, in float64."""
-    parts = [w * model(input_ids=inputs).logits.double().softmax(-1) for w, model in zip(weights, models, strict=True)]
-    return sum(parts) / sum(weights)
+    parts = [model(input_ids=inputs, **more).logits.double().softmax(-1) for model in models]
+    return sum(weight * part for weight, part in zip(weights, parts, strict=True)) / sum(weights)
 
 
 # EnsembleModel
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_greedy_generation_takes_the_most_probable_token_of_the_mean(config):
-    models = [language_model(seed, config) for seed in (1, 2, 3)]
-    expected = INPUTS[:1, :3]
+@pytest.mark.parametrize(
+    "make",
+    [
+        language_model,
+        lambda seed: language_model(seed, LLAMA),
+        lambda seed: adapted(seed, lambda: language_model(0, LLAMA), "CAUSAL_LM"),
+    ],
+    ids=["gpt2", "llama", "adapters"],
+)
+def test_greedy_generation_takes_the_most_probable_token_of_the_mean(make):
+    models = [make(seed) for seed in (1, 2, 3)]
+    expected = INPUTS[:, :3]
     for _ in range(8):
         expected = torch.cat([expected, mean_softmax(models, expected)[:, -1].argmax(-1, keepdim=True)], 1)
     model = EnsembleModel(ensemble_of(models))
-    found = model.generate(INPUTS[:1, :3], max_new_tokens=8, do_sample=False, eos_token_id=None)
+    found = model.generate(INPUTS[:, :3], max_new_tokens=8, do_sample=False, eos_token_id=None)
     assert torch.equal(found, expected)
-    alone = [m.generate(INPUTS[:1, :3], max_new_tokens=8, do_sample=False, eos_token_id=None) for m in models]
+    alone = [m.generate(input_ids=INPUTS[:, :3], max_new_tokens=8, do_sample=False, eos_token_id=None) for m in models]
     assert not any(torch.equal(found, one) for one in alone)  # the test can tell them apart
 
 
@@ -106,11 +114,15 @@ def test_sampled_tokens_have_the_probabilities_of_the_mean():
     assert (shares - expected).abs().max() < 0.03  # four standard errors
 
 
-def test_padded_prompts_and_beams_work():
-    model = EnsembleModel(ensemble_of([language_model(seed) for seed in (1, 2, 3)]))
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_padded_prompt_gives_the_text_of_the_prompt_alone(config, beams):
+    model = EnsembleModel(ensemble_of([language_model(seed, config) for seed in (1, 2, 3)]))
+    options = {"max_new_tokens": 5, "num_beams": beams, "do_sample": False, "eos_token_id": None}
     padded = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
-    found = model.generate(padded, attention_mask=(padded > 0).long(), max_new_tokens=3, num_beams=2, do_sample=False)
-    assert found.shape == (2, 7)
+    found = model.generate(padded, attention_mask=(padded > 0).long(), **options)
+    assert torch.equal(found[:1, 2:], model.generate(padded[:1, 2:], **options))
+    assert torch.equal(found[1:], model.generate(padded[1:], **options))
 
 
 def test_the_loss_of_a_language_model_is_that_of_the_next_token():
@@ -129,12 +141,13 @@ def test_the_loss_of_a_language_model_is_that_of_the_next_token():
 def test_the_trainer_evaluates_an_ensemble_of_classifiers(tmp_path):
     models = [classifier(seed) for seed in (1, 2, 3)]
     labels = [0, 2, 1, 1, 0]
-    rows = [{"input_ids": row, "labels": label} for row, label in zip(INPUTS, labels, strict=True)]
+    segments = torch.tensor([0, 0, 0, 1, 1, 1])  # an optional argument of the model, which the Trainer must not drop
+    rows = [{"input_ids": i, "token_type_ids": segments, "labels": y} for i, y in zip(INPUTS, labels, strict=True)]
     arguments = transformers.TrainingArguments(
         str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, per_device_eval_batch_size=8
     )
     found = transformers.Trainer(EnsembleModel(ensemble_of(models)), arguments).predict(rows)
-    mean = mean_softmax(models, INPUTS)
+    mean = mean_softmax(models, INPUTS, token_type_ids=segments.expand(5, 6))
     assert torch.tensor(found.predictions).exp().numpy() == pytest.approx(mean.numpy(), abs=1e-6)
     nll = -mean[range(5), labels].log().mean()  # softmax of probabilities would give another value
     assert found.metrics["test_loss"] == pytest.approx(nll.item(), rel=1e-5)

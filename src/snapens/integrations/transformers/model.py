@@ -1,6 +1,9 @@
 """EnsembleModel: an ensemble as a model of Transformers, for `generate` and for the Trainer's evaluation."""
 
+import inspect
+from collections.abc import Callable
 from copy import deepcopy
+from types import MethodType
 from typing import Any
 
 import torch
@@ -43,35 +46,38 @@ class EnsembleModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]  # 
                 "ensemble must have members that are classifiers or causal language models of Transformers, got "
                 f"{type(newest).__name__}: call the ensemble itself"
             )
-        config.use_cache = False
         super().__init__(config)
         self.ensemble = ensemble
+        self.forward = MethodType(_with_arguments_of(newest), self)  # type: ignore[method-assign]
         generation = getattr(newest, "generation_config", None)
         self._causal = generation is not None
         if generation is not None:
             self.generation_config = deepcopy(generation)
             self.generation_config.use_cache = False
+            self.prepare_inputs_for_generation = newest.prepare_inputs_for_generation  # such as the positions
         self.eval()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        *,
-        labels: Any = None,
-        **inputs: Any,
-    ) -> Any:
+    def forward(self, *args: Any, labels: Tensor | None = None, **inputs: Any) -> Any:
         """The logarithm of the mean of the members' softmax, as `logits`; other arguments are those of the members."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         if self._causal:
-            given["use_cache"] = False
-        found = self.ensemble(**{name: value for name, value in given.items() if value is not None})
+            inputs["use_cache"] = False
+        found = self.ensemble(*args, **inputs)
         if self.ensemble.output == "probabilities":
             found = found.clamp_min(torch.finfo(found.dtype).tiny).log()
-        loss = None if labels is None else self._loss(found, labels)
-        return CausalLMOutput(loss=loss, logits=found)
+        return CausalLMOutput(loss=None if labels is None else self._loss(found, labels), logits=found)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self._causal:  # the scores of a position are those of the next token
+        if self._causal:  # the scores at a position are those of the next token
             logits, labels = logits[:, :-1], labels[:, 1:]
         return cross_entropy(logits.flatten(0, -2), labels.flatten().to(logits.device))
+
+
+def _with_arguments_of(member: Any) -> Callable[..., Any]:
+    """`forward` with the signature of a member's, because the Trainer drops the inputs that are not in it."""
+    base = member.get_base_model() if hasattr(member, "get_base_model") else member
+
+    def forward(self: EnsembleModel, *args: Any, **inputs: Any) -> Any:
+        return EnsembleModel.forward(self, *args, **inputs)
+
+    forward.__signature__ = inspect.signature(type(base).forward)  # type: ignore[attr-defined]
+    return forward
