@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
 
 from snapens.integrations.transformers import SnapshotCallback  # noqa: E402
+from snapens.integrations.transformers.callback import trainable  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 CONFIG = transformers.BertConfig(
@@ -196,7 +198,8 @@ def test_a_training_interrupted_in_a_notebook_continues_with_the_same_callback(t
         stopped.train()
     with pytest.raises(LockedError, match="close"):
         trainer(tmp_path, SnapshotCallback(2, store=tmp_path / "run")).train(resume_from_checkpoint=True)
-    trainer(tmp_path, callback).train(resume_from_checkpoint=True)
+    restoring = trainer(tmp_path, callback, restore_callback_states_from_checkpoint=True)  # it makes new callbacks
+    restoring.train(resume_from_checkpoint=True)
     assert callback.ensemble().steps == (3, 6)
 
 
@@ -352,6 +355,15 @@ def test_only_the_adapters_of_a_peft_model_are_stored(tmp_path):
     shared = {p.data_ptr() for p in members[0].parameters()} & {p.data_ptr() for p in members[1].parameters()}
     names = {name for name, p in members[0].named_parameters() if p.data_ptr() not in shared}
     assert names == {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_the_statistics_of_a_trained_batch_norm_belong_to_the_adapter(tmp_path):
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(4, 4), norm=torch.nn.BatchNorm1d(4)))
+    model = peft.get_peft_model(layers, peft.LoraConfig(target_modules=["first"], modules_to_save=["norm"], r=2))
+    expected = set(peft.get_peft_model_state_dict(model))  # what PEFT itself saves
+    assert {name.replace(".default", "").replace(".modules_to_save", "") for name in trainable(model)} == expected
+    assert any("running_mean" in name for name in expected)
 
 
 def test_the_adapters_of_a_peft_model_are_resumed(tmp_path):

@@ -32,8 +32,9 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
     The rate that the Trainer logs is the rate that it uses. A checkpoint of the Trainer contains the state, so
     `train(resume_from_checkpoint=True)` with a new callback of the same arguments continues in mid-cycle.
 
-    `keep`, `on_restart` and `on_nonfinite` are those of `SnapshotEnsembler`. A model with adapters of PEFT stores only
-    its trainable parameters. A callback that updates an EMA must be listed before this one.
+    `keep`, `on_restart` and `on_nonfinite` are those of `SnapshotEnsembler`. Of a model with adapters of PEFT, only
+    the trainable parameters and the buffers of their layers are stored. A callback that updates an EMA must be listed
+    before this one.
 
     Examples:
         >>> callback = SnapshotCallback(cycles=5, store="runs/a")  # Trainer(..., callbacks=[callback])
@@ -175,8 +176,14 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """The trainable parameters by name: of a PEFT model, its adapter."""
-    return {name: tensor for name, tensor in tensors(model).items() if tensor.requires_grad}
+    """The trainable parameters by name, and the buffers of their layers: of a PEFT model, its adapter."""
+    every = tensors(model)
+    layers = {name.rpartition(".")[0] for name, tensor in every.items() if tensor.requires_grad}
+    return {
+        name: tensor
+        for name, tensor in every.items()
+        if tensor.requires_grad or (not isinstance(tensor, nn.Parameter) and name.rpartition(".")[0] in layers)
+    }
 
 
 def _follow(scheduler: LambdaLR, schedule: Schedule, step: int) -> None:

@@ -147,6 +147,8 @@ def _check(ensemble: Ensemble) -> None:
             "ensemble must average the softmax over the last dimension, which is what load_ensemble does, got "
             f"activation={ensemble.activation!r} and dim={ensemble.dim}"
         )
+    if ensemble.preprocess is not None:
+        raise ArgumentError("ensemble must have no preprocess module, which would not be saved: remove it")
     newest = ensemble.members[-1]
     if not hasattr(newest, "save_pretrained") or not hasattr(newest, "config"):
         raise ArgumentError(
