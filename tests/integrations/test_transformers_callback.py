@@ -116,7 +116,7 @@ def two_processes(tmp_path_factory):
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         yield process
-        process.kill()
+        process.terminate()  # torchrun ends its workers too, if the tests did not wait for them
 
 
 def rank_main(folder):

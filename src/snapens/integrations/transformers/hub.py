@@ -177,7 +177,7 @@ def _check_complete(path: Path, missing: Iterable[str]) -> None:
 
 def _save(member: Any, path: Path) -> None:
     if _is_peft(member):
-        member.save_pretrained(path, save_embedding_layers=False)  # "auto" would ask the Hub
+        member.save_pretrained(path, save_embedding_layers=False)  # "auto" reads a file of the base from the Hub
         (path / "README.md").unlink()  # an empty card
     else:
         member.save_pretrained(path)
