@@ -1,6 +1,7 @@
 """The callback of the Hugging Face Trainer, compared with a plain PyTorch loop, for tiny models with random weights."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -20,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
 
-from snapens.integrations.transformers import SnapshotCallback  # noqa: E402
+from snapens.integrations.transformers import EnsembleModel, SnapshotCallback  # noqa: E402
 from snapens.integrations.transformers.callback import trainable  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
@@ -120,15 +121,18 @@ def two_processes(tmp_path_factory):
 
 
 def rank_main(folder):
-    """Train without interruption, then again from a checkpoint in mid-cycle."""
+    """Train without interruption, then again from a checkpoint in mid-cycle, and evaluate the ensemble."""
     options = {**IN_ORDER, "per_device_train_batch_size": 2, "ddp_backend": "gloo", "save_steps": 4}
     whole, again = folder / "whole", folder / "again"
     trainer(whole, SnapshotCallback(2, store=whole / "run"), model=classifier(STILL), **options).train()
     if torch.distributed.get_rank() == 0:
         shutil.copytree(whole, again)
     torch.distributed.barrier()
-    resumed = trainer(again, SnapshotCallback(2, store=again / "run"), model=classifier(STILL), **options)
+    callback = SnapshotCallback(2, store=again / "run")
+    resumed = trainer(again, callback, model=classifier(STILL), **options)
     resumed.train(resume_from_checkpoint=str(again / "checkpoints/checkpoint-4"))
+    loss = trainer(folder, model=EnsembleModel(callback.ensemble())).evaluate()["eval_loss"]
+    (folder / f"loss of rank {torch.distributed.get_rank()}").write_text(str(loss))
     torch.distributed.barrier()
     os._exit(0)  # threads of gloo that outlive the interpreter may abort it (pytorch/pytorch#179291)
 
@@ -472,7 +476,7 @@ def test_a_checkpoint_of_another_training_is_rejected(tmp_path):
         mixed.train(resume_from_checkpoint=str(tmp_path / "a/checkpoints/checkpoint-4"))
 
 
-def test_two_processes_store_each_snapshot_once_and_resume(tmp_path, two_processes):
+def test_two_processes_store_each_snapshot_once_resume_and_evaluate(tmp_path, two_processes):
     """The Trainer passes the module inside DDP, so without a process group both processes would write."""
     output = two_processes.communicate()[0]
     assert two_processes.returncode == 0, output[-3000:]
@@ -482,6 +486,11 @@ def test_two_processes_store_each_snapshot_once_and_resume(tmp_path, two_process
     for step, kept in snapshots(tmp_path).items():  # the same examples in one process
         for name, tensor in kept.items():
             torch.testing.assert_close(snapshots(folder / "whole")[step][name], tensor, atol=1e-5, rtol=1e-4)
+    rows = examples(4)
+    mean = Ensemble.load(folder / "whole/run", classifier())(input_ids=torch.stack([row["input_ids"] for row in rows]))
+    nll = -sum(math.log(mean[k, row["labels"]]) for k, row in enumerate(rows)) / 4
+    for rank in (0, 1):
+        assert float((folder / f"loss of rank {rank}").read_text()) == pytest.approx(nll, rel=1e-4)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,16 @@ def test_the_trainer_evaluates_an_ensemble_of_classifiers(tmp_path):
     assert found.metrics["test_loss"] == pytest.approx(nll.item(), rel=1e-5)
 
 
+def test_the_trainer_evaluates_an_ensemble_of_language_models(tmp_path):
+    models = [language_model(seed) for seed in (1, 2, 3)]
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
+    rows = [{"input_ids": row, "labels": row} for row in INPUTS]
+    found = transformers.Trainer(EnsembleModel(ensemble_of(models)), arguments, eval_dataset=rows).evaluate()
+    mean = mean_softmax(models, INPUTS)
+    terms = [-mean[row, t - 1, INPUTS[row, t]].log().item() for row in range(5) for t in range(1, 6)]
+    assert found["eval_loss"] == pytest.approx(sum(terms) / 25, rel=1e-5)
+
+
 def test_an_ensemble_that_is_no_mean_of_softmax_or_no_classifier_is_rejected():
     models = [classifier(1), classifier(2)]
     for wrong, words in (

@@ -30,6 +30,7 @@ class EnsembleModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]  # 
     """
 
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # the members were built with theirs
+    accepts_loss_kwargs = False  # the loss is a mean; otherwise the Trainer multiplies it by the number of processes
 
     def __init__(self, ensemble: Ensemble) -> None:
         if not isinstance(ensemble, Ensemble) or not ensemble.resident:
