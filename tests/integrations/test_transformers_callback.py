@@ -239,7 +239,8 @@ def test_the_warm_up_of_the_arguments_is_part_of_the_schedule(tmp_path):
 
 def test_another_schedule_is_followed(tmp_path):
     schedule = StepDecay(6, snapshots=3)
-    found = trainer(tmp_path, SnapshotCallback(store=tmp_path / "run", schedule=schedule))
+    callback = SnapshotCallback(store=tmp_path / "run", schedule=schedule)
+    found = trainer(tmp_path, callback, lr_scheduler_type="constant")  # it is replaced, like the default
     found.train()
     assert rates(found) == pytest.approx([0.01, 0.01, 0.01, 0.001, 0.0001, 0.0001])
     assert list(snapshots(tmp_path)) == [2, 4, 6]
