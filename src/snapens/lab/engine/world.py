@@ -1,5 +1,6 @@
 """World: the processes that train a run together, each with its part of every batch; torchrun starts them."""
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -171,4 +172,5 @@ def joined() -> World:
         store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # objects are exchanged over gloo
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT)
+        atexit.register(dist.destroy_process_group)  # threads of gloo could abort the interpreter at its end
     return World(dist.get_rank(), dist.get_world_size(), local_rank, dist.group.WORLD)
