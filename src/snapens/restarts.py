@@ -8,6 +8,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from .ensembler import SnapshotEnsembler
 from .errors import MismatchError
+from .shards import assign
 from .weights import layers, tensors
 
 
@@ -19,7 +20,7 @@ def reset_momentum(ensembler: SnapshotEnsembler) -> None:
 def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembler], None]:
     """For `on_restart`: begin each cycle with the weights of a new `factory()` and an empty optimizer state.
 
-    This makes the paper's SingleCycle ensemble. Under DDP all ranks use the weights of rank 0. The module
+    This makes the paper's SingleCycle ensemble. Under DDP and FSDP2 all ranks use the weights of rank 0. The module
     passed as `keep` starts from the same weights, and an `AveragedModel` counts from 0 again.
     """
 
@@ -34,15 +35,15 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
                 "keep must have the tensors of the model for fresh_weights to restart it, got others: "
                 "pass the averaged model itself, such as keep=ema.module"
             )
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(fresh[name])
-                ensembler.ranks.broadcast(tensor)
-                if name in copies:
-                    copies[name].copy_(tensor)
-            for layer in layers(ensembler.keep) if isinstance(ensembler.keep, nn.Module) else ():
-                if isinstance(layer, AveragedModel):
-                    layer.n_averaged.zero_()
+        for name, tensor in live.items():
+            whole = fresh[name].detach().to(tensor.device).contiguous()
+            ensembler.ranks.broadcast(whole)
+            assign(tensor, whole)
+            if name in copies:
+                assign(copies[name], whole)
+        for layer in layers(ensembler.keep) if isinstance(ensembler.keep, nn.Module) else ():
+            if isinstance(layer, AveragedModel):
+                layer.n_averaged.zero_()
         reset_momentum(ensembler)
 
     return restart
