@@ -12,7 +12,7 @@ pytest.importorskip("lightning")
 pytestmark = pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="needs gloo")
 
 
-def test_two_processes_store_what_a_plain_ddp_loop_stores_and_resume(tmp_path):
+def test_two_processes_under_ddp_and_fsdp2_store_what_a_plain_ddp_loop_stores_and_resume(tmp_path):
     script = Path(__file__).with_name("lightning_two_processes.py")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # conftest.py
