@@ -148,8 +148,9 @@ def one_network(folder: Path, entries: ledger.Entries) -> str:
         share = f"{100 * (last - error) / (last - ensemble):.0f}" if error <= last else "–"
         lines.append([name, budget, f"{error:.2f}", share, f"{used:.3g}", time])
     origin = (
-        f"One {names.NETWORKS[network]} on {names.DATASETS[run.recipe.dataset.name]} with {found['examples']:,} held-out "
-        f"images, one {found['device']}, n = 1. The time is that of a batch of 256, relative to one model in eager mode."
+        f"One {names.NETWORKS[network]} on {names.DATASETS[run.recipe.dataset.name]} with {found['examples']:,} "
+        f"held-out images, one {found['device']}, n = 1. "
+        "The time is that of a batch of 256, relative to one model in eager mode."
     )
     return "\n".join([*map(formats.markdown_row, lines), "", origin])
 

@@ -22,6 +22,7 @@ from .exporting import Export
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
+from .sweep import Sweep
 from .timing import Bench
 
 
@@ -141,6 +142,7 @@ class Snapens:
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Sweep, subcommand("sweep")]
         | Annotated[Predict, subcommand("predict")]
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Combine, subcommand("combine")]
