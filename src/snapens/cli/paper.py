@@ -13,6 +13,7 @@ from tyro.conf import Positional, subcommand
 from ..errors import ArgumentError
 from ..lab.paper import cells as paper
 from ..lab.recipe.value import unknown
+from . import processes
 from .options import Flag, Place, PlanOptions, Runs, TrainingOptions, arg
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class PaperRun:
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
         status = train_plan(jobs, self.training, self.plan, curves=not self.no_curves)
+        processes.end_others(status)
         tables.cells(cells, self._measured)
         return status
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, SnapensError, StoreError, shortened
+from ..errors import ArgumentError, ProcessError, SnapensError, StoreError, shortened
+from . import processes
 from .interrupt import Interrupt
 from .options import PlanOptions, TrainingOptions
 from .training import Jobs, Loader, data_root, import_from_here, require_outside_images, train
@@ -27,8 +28,11 @@ def train_plan(
     """
     from ..lab.engine import pack
 
-    _check(jobs, options)
-    unfinished = pack.unfinished(jobs, curves=curves)
+    world = processes.world()
+    if plan.ray is not None and world.count > 1:
+        raise ArgumentError("ray must not be given under torchrun, which starts the processes itself: remove one")
+    world.first(lambda: _check(jobs, options))
+    unfinished = world.first(lambda: pack.unfinished(jobs, curves=curves))
     left = [job for job in jobs if job in unfinished]
     for _, path in jobs:
         if all(path != other for _, other in left):
@@ -81,6 +85,8 @@ def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, c
             _say(f"pack {number} of {len(packs)}")
         try:
             status = train(jobs, options, load, curves=curves, again=_AGAIN)
+        except ProcessError:
+            raise
         except SnapensError as error:
             if len(packs) == 1:
                 raise

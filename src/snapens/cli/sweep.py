@@ -11,6 +11,7 @@ import tyro
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Recipe, Settings
 from ..lab.recipe.variations import variations
+from . import processes
 from .options import Flag, PlanOptions, TrainingOptions, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
@@ -69,12 +70,13 @@ class Sweep:
             values[name] = [tuple(word for word in text.split(",") if word) for text in values[name]]
         recipes, load = variations(values), Loader(self.training, keep=True)
         if "held_out" not in values:
-            recipes = _with_held_out(recipes, load)
+            recipes = processes.world().agree(lambda: _with_held_out(recipes, load))
         jobs = [(recipe, self.out / run_name(recipe)) for recipe in recipes]
         if self.dry_run:
             self._list(jobs)
             return 0
         status = train_plan(jobs, self.training, self.plan, load)
+        processes.end_others(status)
         if finished := [job for job in jobs if job[1] in states(jobs)["finished"]]:
             tables.sweep(_groups(finished))
             sys.stdout.write(f"next: snapens report {self.out}\n")

@@ -116,6 +116,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "objective.kind": "cross_entropy",
         "objective.label_smoothing": 0.0,
         "seed": 0,
+        "batchnorm_parts": 1,
     }
     teacher = Teacher("a", (4,))
     entries = (AdamW(), EMA(), Cutout(), ColourJitter(), Lighting(), Mirror(), Grow(), teacher, Distillation(teacher))
@@ -422,3 +423,10 @@ def test_the_help_names_every_network_and_data_set():
 
 def test_a_seed_can_be_replaced():
     assert replace(Recipe(), seed=3).seed == 3
+
+
+def test_batchnorm_has_at_least_one_part_and_by_default_the_whole_batch():
+    assert Recipe(batchnorm_parts=2).identity == '{"batchnorm_parts":2}'
+    assert Recipe(batchnorm_parts=2).differences(Recipe()) == ["batchnorm_parts: 2, 1"]
+    with pytest.raises(ArgumentError, match="batchnorm_parts must be at least 1, got 0"):
+        Recipe(batchnorm_parts=0)
