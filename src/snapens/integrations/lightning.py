@@ -19,7 +19,7 @@ from ..errors import ArgumentError, MismatchError, StoreError
 from ..extras import package
 from ..schedule import CyclicCosine, Schedule
 from ..snapshots import Snapshots
-from ..weights import unwrap
+from ..weights import reject_fsdp1, unwrap
 from .lightning_steps import OptimizerSteps, expected_steps
 from .lightning_validation import Validation
 
@@ -122,13 +122,18 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._loaded = state
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        """Reject a scheduler before anything is computed."""
-        if trainer.lr_scheduler_configs and self._options.get("drive_lr", True):
+        """Reject a scheduler, and note the peak rates before the optimizers are restored."""
+        if not self._options.get("drive_lr", True):
+            return
+        if trainer.lr_scheduler_configs:
             name = type(trainer.lr_scheduler_configs[0].scheduler).__name__
             raise ArgumentError(
                 f"configure_optimizers must not return a scheduler, because this callback sets the rate, got {name}: "
                 "return the optimizer only, or pass drive_lr=False"
             )
+        for optimizer in trainer.optimizers[self._index : self._index + 1]:
+            for group in optimizer.param_groups:  # ModelParallelStrategy restores only the entries that exist
+                group.setdefault("initial_lr", group["lr"])
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Begin, or continue at the step of the checkpoint; the optimizers are restored now."""
@@ -189,6 +194,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._end(trainer)
 
     def _begin(self, trainer: Any, module: Any) -> None:
+        reject_fsdp1(trainer.model)  # Lightning wraps the module, which does not show it
         if not 0 <= self._index < len(trainer.optimizers):
             raise ArgumentError(
                 f"optimizer must be an index from 0 to {len(trainer.optimizers) - 1} of the optimizers that "
