@@ -785,6 +785,21 @@ def test_a_function_as_keep_that_returns_something_else_is_rejected_at_the_start
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_function_as_keep_may_name_tied_weights_once(resident):
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    net[1].weight = net[0].weight
+    ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(4, 2), keep=lambda: dict(net.named_parameters()))
+    x, expected = torch.arange(5), []
+    for _ in range(4):
+        ensembler.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), x).backward()
+        ensembler.optimizer.step()
+        if ensembler.step() is not None:
+            expected.append(net(x).detach().softmax(-1))
+    torch.testing.assert_close(ensembler.ensemble(resident=resident)(x), torch.stack(expected).mean(0))
+
+
 def test_fresh_weights_work_with_a_function_as_keep(make_net):
     net = make_net()
     ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, keep=head_of(net), on_restart=fresh_weights(make_net))
