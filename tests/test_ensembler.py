@@ -730,6 +730,18 @@ def test_a_process_that_ends_early_warns_even_if_it_took_no_step(tmp_path):
     assert "ended after step 0 of 2, without a snapshot of cycles 1, 2:" in ended.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_the_end_of_a_forked_process_does_not_warn():
+    program = (
+        "import os, sys, torch, snapens; net = torch.nn.Linear(1, 1)\n"
+        "e = snapens.SnapshotEnsembler(net, torch.optim.SGD(net.parameters(), 0.1), snapens.CyclicCosine(1, 1))\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait(); e.step()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "ended after step" not in ended.stderr
+
+
 @pytest.mark.parametrize("end", ["finished", "closed", "only read"])
 def test_a_run_that_ends_as_intended_does_not_warn(net, caplog, tmp_path, end):
     ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
