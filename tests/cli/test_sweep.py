@@ -146,6 +146,13 @@ def test_the_errors_are_means_over_the_seeds_and_those_of_all_members_together(f
         ]
 
 
+def test_a_dry_run_rejects_what_the_sweep_would_reject(folder, capsys):
+    assert main(["sweep", "--network", "small", "nosuch", "--dataset", "glyphs", "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "unknown network 'nosuch'" in said.err
+
+
 def test_a_dry_run_lists_the_runs_and_a_finished_one_is_not_repeated(folder, capsys):
     assert sweep("--seed", "0") == 0
     before = snapshots("runs")

@@ -31,7 +31,8 @@ def train_plan(
     world = processes.world()
     if plan.ray is not None and world.count > 1:
         raise ArgumentError("ray must not be given under torchrun, which starts the processes itself: remove one")
-    world.first(lambda: _check(jobs, options))
+    world.first(lambda: check(jobs, options))
+    world.first(lambda: _require_resume(jobs, options))
     unfinished = world.first(lambda: pack.unfinished(jobs, curves=curves))
     left = [job for job in jobs if job in unfinished]
     for _, path in jobs:
@@ -63,7 +64,7 @@ def states(jobs: Jobs) -> dict[str, list[Path]]:
     return found
 
 
-def _check(jobs: Jobs, options: TrainingOptions) -> None:
+def check(jobs: Jobs, options: TrainingOptions) -> None:
     """Check what can be checked without the data, before the first run starts."""
     from ..lab import nets
     from ..lab.records.run import Run
@@ -73,6 +74,9 @@ def _check(jobs: Jobs, options: TrainingOptions) -> None:
     for recipe, path in jobs:
         nets.require(**vars(recipe.network))
         Run(path).admit(recipe, resume=True)
+
+
+def _require_resume(jobs: Jobs, options: TrainingOptions) -> None:
     begun = states(jobs)["interrupted"]
     if begun and not options.resume:
         raise StoreError(f"run must be finished or not begun, got {begun[0]}: use another --out, or --resume")

@@ -84,8 +84,9 @@ class Sweep:
 
     def _list(self, jobs: "Jobs") -> None:
         """Print what there is to do."""
-        from .plan import packs_here, states
+        from .plan import check, packs_here, states
 
+        check(jobs, self.training)
         found = states(jobs)
         for state, paths in found.items():
             sys.stdout.write("".join(f"{state:12} {path}\n" for path in paths))
