@@ -251,6 +251,17 @@ def test_an_error_in_a_step_cannot_be_shared_and_ends_all_runs(tmp_path, group):
     assert Run(tmp_path / "b").state().completed == 0
 
 
+def test_a_log_that_only_the_first_process_writes_ends_all_runs_if_it_cannot_be_written(tmp_path, group):
+    trainings = prepare([(PLAIN, tmp_path / "a"), (PLAIN, tmp_path / "b")], tiny.load, CPU, world=group)
+
+    def no_space(*_, **__):
+        raise OSError("no space left")
+
+    trainings[0].run.note = no_space
+    with pytest.raises(ProcessError, match="process 0 of 1 failed: OSError: no space left"):
+        train(trainings)
+
+
 def test_a_norm_that_may_do_more_than_normalise_is_not_synchronised():
     class WithActivation(nn.BatchNorm2d):
         pass

@@ -12,6 +12,7 @@ from ...errors import NonFiniteError
 from ...schedule import Schedule
 from ..recipe.recipe import Recipe
 from ..records.run import Run
+from .world import World
 
 _MOST_STEPS = 1000  # between two lines of the log; an epoch if that is shorter
 _LEAST_SECONDS = 1.0  # of a measured speed: shorter times are inaccurate
@@ -20,7 +21,7 @@ _LEAST_SECONDS = 1.0  # of a measured speed: shorter times are inaccurate
 class TrainingLog:
     """Reads the losses of a run, without waiting for the device, and writes them to the run's log.
 
-    Of several processes, only one `writes`.
+    Of the processes of `world`, only the first writes. If it cannot, all of them end, because they do not wait for it.
     """
 
     def __init__(
@@ -32,10 +33,10 @@ class TrainingLog:
         losses: Tensor,
         stream: Any,
         *,
-        writes: bool = True,
+        world: World | None = None,
     ) -> None:
         self._run, self._recipe, self._schedule, self._examples = run, recipe, schedule, examples
-        self._losses, self._stream, self._writes = losses, stream, writes
+        self._losses, self._stream, self._world = losses, stream, world or World()
         self.steps = min(-(-examples // recipe.budget.batch), _MOST_STEPS)
         """The number of steps between two lines."""
         self.loss: float | None = None
@@ -91,8 +92,9 @@ class TrainingLog:
 
     def note(self, event: str, **values: Any) -> None:
         """Add a line."""
-        if self._writes:
-            self._run.note(event, **values)
+        if self._world.is_first:
+            with self._world.failing_alone():
+                self._run.note(event, **values)
             self.lines += 1
 
     def restart_clock(self) -> None:

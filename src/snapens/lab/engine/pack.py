@@ -225,5 +225,5 @@ def _attempt(training: Training, action: Callable[[], object]) -> None:
     except Exception as error:
         training.failure = error
         training.close()
-        with suppress(OSError):  # a full disk may be the failure itself
+        with suppress(OSError, ProcessError):  # a full disk may be the failure itself
             training.log.note("failed", reason=f"{type(error).__name__}: {error}")

@@ -71,7 +71,7 @@ class Training:
             self.rehearsal_seconds = time.monotonic() - begun if self._stream is None else None
             """The duration of a step in the rehearsal; None on a GPU, where the rehearsal also compiles."""
         self.log = TrainingLog(
-            self.run, recipe, self.schedule, examples, self.step.losses, self._stream, writes=self.world.is_first
+            self.run, recipe, self.schedule, examples, self.step.losses, self._stream, world=self.world
         )
 
     def open(self, resume: bool = False) -> None:
