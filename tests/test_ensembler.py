@@ -495,7 +495,7 @@ def test_a_folder_that_lost_a_snapshot_of_the_checkpoint_is_rejected(net, tmp_pa
     train(net, optimizer, ensembler, 5)
     state = ensembler.state_dict()
     state["store"]["snapshots"] = {2: "gone", **state["store"]["snapshots"]}
-    with pytest.raises(MismatchError, match=r"lost or replaced \[2\]: restore the folder"):
+    with pytest.raises(MismatchError, match=r"\[2\] are missing or replaced: restore the folder"):
         ensembler.load_state_dict(state)
 
 
@@ -508,7 +508,7 @@ def test_a_checkpoint_of_an_abandoned_course_of_training_is_rejected(net, tmp_pa
     late = ensembler.state_dict()
     ensembler.load_state_dict(early)
     train(net, optimizer, ensembler, 2)  # stores another snapshot at step 4
-    with pytest.raises(MismatchError, match=r"lost or replaced \[4\]"):
+    with pytest.raises(MismatchError, match=r"\[4\] are missing or replaced"):
         ensembler.load_state_dict(late)
     assert ensembler.snapshots.steps == (4,)
 
@@ -773,8 +773,8 @@ def test_a_function_as_keep_stores_only_its_tensors(net, tmp_path):
 @pytest.mark.parametrize(
     ("keep", "words"),
     [
-        (lambda: [torch.ones(1)], "keep must return a dict of names and tensors, got list"),
-        (lambda: {"head.bias": 1.0}, "keep must return a dict of names and tensors, got dict"),
+        (lambda: [torch.ones(1)], "keep must return a dict from names to tensors, got list"),
+        (lambda: {"head.bias": 1.0}, "keep must return a dict from names to tensors, got dict"),
         (lambda: {"bias": torch.ones(3)}, "by their names in the model, .* got 'bias'"),
         (lambda: {"head.bias": torch.ones(4)}, "shapes that they have there, got 'head.bias'"),
     ],

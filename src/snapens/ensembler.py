@@ -146,7 +146,7 @@ class SnapshotEnsembler:
         """
         if self.snapshots.path is None and self.ranks.rank != 0:
             raise ArgumentError(
-                "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has"
+                "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has: pass a path"
             )
         known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
         if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
@@ -221,10 +221,10 @@ class SnapshotEnsembler:
             store.rewind(0)
             for step, held in state["held"].items():
                 store.commit(step, held)
-        saved = {int(step): name for step, name in kept["snapshots"].items()}  # JSON makes strings of the steps
+        saved = {int(step): name for step, name in kept["snapshots"].items()}  # JSON converts the steps to strings
         if store.path is not None and (lost := dict(saved.items() - store.identity["snapshots"].items())):
             raise MismatchError(
-                f"store must hold the checkpoint's snapshots, but {store} lost or replaced {sorted(lost)}: "
+                f"store must hold the checkpoint's snapshots, but in {store} {sorted(lost)} are missing or replaced: "
                 "restore the folder, or resume from the checkpoint that was used last"
             )
         store.rewind(state["completed"])
@@ -257,7 +257,7 @@ class SnapshotEnsembler:
 
 @dataclass
 class _Progress:
-    """How far a run is. The warning of an early end outlives the ensembler, so this is a separate object."""
+    """The progress of a run. A separate object, because the warning of an early end is logged without the ensembler."""
 
     completed: int = 0
     closed: bool = False

@@ -1,4 +1,4 @@
-"""What can be done when a new cycle begins: values for `on_restart` of a `SnapshotEnsembler`."""
+"""Functions for `on_restart` of a `SnapshotEnsembler`, which is called when a new cycle begins."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def reset_momentum(ensembler: SnapshotEnsembler) -> None:
 def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembler], None]:
     """For `on_restart`: begin each cycle with the weights of a new `factory()` and an empty optimizer state.
 
-    This makes the paper's SingleCycle ensemble. Under DDP and FSDP2 all ranks use the weights of rank 0. The module
+    This gives the paper's SingleCycle ensemble. Under DDP and FSDP2, all ranks use the weights of rank 0. The module
     passed as `keep` starts from the same weights, and an `AveragedModel` counts from 0 again.
     """
 
@@ -29,10 +29,12 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
         trained = {id(tensor) for tensor in live.values()}
         copies = {name: tensor for name, tensor in ensembler.kept().items() if id(tensor) not in trained}
         if _shapes(fresh) != _shapes(live):
-            raise MismatchError("factory must build the architecture of the model that is trained, got other tensors")
+            raise MismatchError(
+                "factory must build the architecture of the trained model, got other tensor names or shapes"
+            )
         if not _shapes(copies).items() <= _shapes(live).items():
             raise MismatchError(
-                "keep must have the tensors of the model for fresh_weights to restart it, got others: "
+                "keep must have the tensors of the model for fresh_weights to restart it, got other names or shapes: "
                 "pass the averaged model itself, such as keep=ema.module"
             )
         for name, tensor in live.items():
