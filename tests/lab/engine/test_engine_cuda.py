@@ -274,7 +274,9 @@ def test_a_pack_that_does_not_fit_is_refused_before_a_folder_is_made(tmp_path):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
-        with pytest.raises(ArgumentError, match="a pack must fit the memory of cuda, got 1 runs, of which not even"):
+        with pytest.raises(
+            ArgumentError, match="a pack must fit into the memory of cuda, got 1 runs, of which not even"
+        ):
             prepare([(tiny.recipe(network="tiny:residual"), tmp_path / "run")], tiny.load, CUDA)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
