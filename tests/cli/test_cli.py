@@ -403,7 +403,10 @@ def test_a_run_begun_before_is_resumed_only_when_told_and_curves_come_later(fold
     )
     engine.train([training], stop=lambda: training.completed > 5)
     assert main(command) == 2
-    assert "run must be finished or not begun, got runs/paper/tiny-npz-snapshot-seed0" in capsys.readouterr().err
+    assert (
+        "interrupted runs must be continued with --resume, got runs/paper/tiny-npz-snapshot-seed0"
+        in capsys.readouterr().err
+    )
     assert main([*command, "--resume", "--no-curves"]) == 0
     assert Run("runs/paper/tiny-npz-snapshot-seed0").curves() is None
     assert main(command) == 0

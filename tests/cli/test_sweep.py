@@ -157,7 +157,7 @@ def test_a_dry_run_lists_the_runs_and_a_finished_one_is_not_repeated(folder, cap
     )
     assert not of(seed=1).exists()
     assert sweep("--seed", "0", "1") == 0
-    assert f"{of(seed=0)} is finished already\n" in capsys.readouterr().err
+    assert f"{of(seed=0)} is already finished\n" in capsys.readouterr().err
     after = snapshots("runs")
     assert_equal(before, {key: after[key] for key in before})
     assert sweep("--seed", "0", "1") == 0
@@ -167,7 +167,7 @@ def test_an_interrupted_sweep_continues_with_resume_to_the_same_snapshots(folder
     assert sweep("--seed", "0", "1", network=["interrupted"]) == 130
     assert "interrupted; the same command with --resume continues" in capsys.readouterr().err
     assert sweep("--seed", "0", "1", network=["interrupted"]) == 2
-    assert "run must be finished or not begun, got runs/" in capsys.readouterr().err
+    assert "interrupted runs must be continued with --resume, got runs/" in capsys.readouterr().err
     assert sweep("--seed", "0", "1", "--resume", network=["interrupted"]) == 0
     assert sweep("--seed", "0", "1", network=["interrupted"], out="whole") == 0
     assert_equal(snapshots("runs"), snapshots("whole"))

@@ -113,8 +113,8 @@ def test_a_killed_process_leaves_a_run_that_any_number_of_processes_resumes(fold
     assert main(f"{TRAIN} --out one".split()) == 0
     ended = started(folder, 2, f"{TRAIN} --out run", SIGNAL=f"{SIGNAL_AT} {rank} 0 {signal.SIGKILL.value}")
     assert ended.returncode != 0
-    lost = f"snapens: process {1 - rank} of 2 lost its connection to another process, which has ended; the same command"
-    assert lost in ended.stderr
+    lost = f"snapens: the process with rank {1 - rank} lost its connection to another process, which has ended"
+    assert f"{lost}; the same command" in ended.stderr
     assert "Traceback" not in ended.stderr.partition("torch/distributed/elastic")[0]
     assert Run(folder / "run").state().completed == 12
     shutil.copytree(folder / "run", folder / "copy")

@@ -1,4 +1,4 @@
-"""Training a plan, which is a list of runs: pack by pack in this process, or as tasks of Ray."""
+"""Training a plan, which is a list of runs: pack by pack in this process, or as Ray tasks."""
 
 import sys
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ def train_plan(
 
     world = processes.world()
     if plan.ray is not None and world.count > 1:
-        raise ArgumentError("ray must not be given under torchrun, which starts the processes itself: remove one")
+        raise ArgumentError("ray must not be given under torchrun, which starts the processes: remove --ray")
     world.first(lambda: _check(jobs, options))
     unfinished = world.first(lambda: pack.unfinished(jobs, curves=curves))
     left = [job for job in jobs if job in unfinished]
     for _, path in jobs:
         if all(path != other for _, other in left):
-            _say(f"{path} is finished already")
+            _say(f"{path} is already finished")
     if not left:
         return 0
     options, load = replace(options, resume=True), load or Loader(options, keep=True)
@@ -53,7 +53,7 @@ def packs_here(jobs: Jobs, options: TrainingOptions, plan: PlanOptions) -> Seque
 
 
 def states(jobs: Jobs) -> dict[str, list[Path]]:
-    """The run folders by what there is to do: finished, interrupted or new."""
+    """The run folders by state: finished, interrupted or new."""
     from ..lab.records.run import Run
 
     found: dict[str, list[Path]] = {"finished": [], "interrupted": [], "new": []}
@@ -75,7 +75,7 @@ def _check(jobs: Jobs, options: TrainingOptions) -> None:
         Run(path).admit(recipe, resume=True)
     begun = states(jobs)["interrupted"]
     if begun and not options.resume:
-        raise StoreError(f"run must be finished or not begun, got {begun[0]}: use another --out, or --resume")
+        raise StoreError(f"interrupted runs must be continued with --resume, got {begun[0]}: add it, or change --out")
 
 
 def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, curves: bool) -> int:
@@ -111,7 +111,7 @@ def _train_on_ray(jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load:
         try:
             return _follow(connected, jobs, options, plan, curves, interrupt)
         except KeyboardInterrupt:
-            _say(f"snapens: interrupted; {_AGAIN} continues")
+            _say(f"snapens: interrupted; {_AGAIN} continues the training")
             return 128 + interrupt.number
 
 

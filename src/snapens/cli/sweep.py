@@ -1,4 +1,4 @@
-"""`snapens sweep`: train every combination of some settings."""
+"""`snapens sweep`: train one run for every combination of settings."""
 
 import sys
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ if TYPE_CHECKING:  # --help does not wait for torch
     from ..lab.recipe.recipe import Dataset
     from .training import Jobs, Loader
 
-_LISTS = {  # settings that are lists themselves: the words of one value are joined by commas
-    "transforms": "Transforms of training images after cropping, the words of a value joined by commas: mirror,"
-    "cutout=16; the default depends on the data set.",
-    "pattern": "For grow: the start of each cycle after the first, the words of a value joined by commas: "
-    "warm,warm,fresh; repeated as needed.",
+_LISTS = {  # settings that are lists themselves: one value is a comma-separated list
+    "transforms": "Transforms of training images after cropping. A value is a comma-separated list, such as "
+    "mirror,cutout=16. The default depends on the data set.",
+    "pattern": "For grow: the start of each cycle after the first. A value is a comma-separated list, such as "
+    "warm,warm,fresh; it is repeated as needed.",
 }
 
 
 def _option(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
-    """A setting as a field that takes several values; none: the default of the setting."""
+    """A setting as a field that takes several values; without a value, it has the default of the setting."""
     if name in _LISTS:
         hint, shown = str, tyro.conf.arg(metavar="[LIST ...]", help=_LISTS[name], help_behavior_hint="")
     else:
@@ -44,20 +44,20 @@ Several: Any = make_dataclass(
     bases=(Settings,),
     frozen=True,
 )
-Several.__doc__ = "Each setting takes one or more values; a run is trained for every combination."
+Several.__doc__ = "Each setting takes one or more values; one run is trained for every combination."
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train every combination of some settings: several seeds, methods, rates."""
+    """Train one run for every combination of settings, such as seeds, methods and rates."""
 
     settings: Several
     training: TrainingOptions
     plan: PlanOptions
     out: Path = Path("runs/sweep")
-    """The folder for the run folders, which are named after their recipes. Finished runs in it are not repeated."""
+    """The folder for the run folders, which are named after their recipes. Finished runs are not trained again."""
     dry_run: Flag = False
-    """Only list the runs."""
+    """List the runs without training them."""
 
     def __call__(self) -> int:
         """Train the runs, then print their errors and the next commands."""
@@ -83,7 +83,7 @@ class Sweep:
         return status
 
     def _list(self, jobs: "Jobs") -> None:
-        """Print what there is to do."""
+        """Print the runs by state, and the number of runs left to train."""
         from .plan import packs_here, states
 
         found = states(jobs)
