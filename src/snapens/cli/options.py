@@ -42,5 +42,5 @@ class PlanOptions:
     pack: Annotated[int | None, arg("INT")] = None
     """The maximum number of runs that share a device. By default 8 on a GPU, and 1 on a CPU."""
     ray: Annotated[tuple[str, ...] | None, arg("[ADDRESS]")] = None
-    """Train with Ray, one pack per GPU or per --threads CPU cores. ADDRESS is the HOST:PORT of a cluster, or auto for
-    the cluster that runs on this machine. Without ADDRESS, Ray is started on this machine."""
+    """Train with Ray, one pack per GPU or per --threads CPU cores.
+    ADDRESS is HOST:PORT of a cluster, or auto for the cluster on this machine. Without it, Ray is started here."""

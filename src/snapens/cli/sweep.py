@@ -49,7 +49,7 @@ Several.__doc__ = "Each setting takes one or more values; one run is trained for
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train one run for every combination of settings, such as seeds, methods and rates."""
+    """Train one run for every combination of settings, such as seeds and rates."""
 
     settings: Several
     training: TrainingOptions
