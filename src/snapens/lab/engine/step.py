@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from ...batchnorm import estimated_statistics
+from ...batchnorm import estimated_statistics, norms
 from ...errors import ArgumentError, MismatchError
 from ...schedule import Schedule
 from ...weights import tensors
@@ -71,7 +71,7 @@ class TrainingStep:
             module.key = self._key
         self._twin = Twin(self.network, self._network_on_device()) if self.device.type == "cuda" else None
         self._live = self._twin.network if self._twin else self.network
-        synchronised = self.world.group is not None and recipe.batchnorm_parts == 1
+        synchronised = self.world.group is not None and recipe.batchnorm_parts == 1 and norms(self._live)
         self._norms = SynchronisedNorms(self._live) if synchronised else None
         self._parameters = dict(self.network.named_parameters())
         self.optimizer = recipe.optimizer.build(self._parameters, self.device)
