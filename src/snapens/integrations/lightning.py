@@ -122,18 +122,13 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._loaded = state
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        """Reject a scheduler, and note the peak rates before the optimizers are restored."""
-        if not self._options.get("drive_lr", True):
-            return
-        if trainer.lr_scheduler_configs:
+        """Reject a scheduler before anything is computed."""
+        if trainer.lr_scheduler_configs and self._options.get("drive_lr", True):
             name = type(trainer.lr_scheduler_configs[0].scheduler).__name__
             raise ArgumentError(
                 f"configure_optimizers must not return a scheduler, because this callback sets the rate, got {name}: "
                 "return the optimizer only, or pass drive_lr=False"
             )
-        for optimizer in trainer.optimizers[self._index : self._index + 1]:
-            for group in optimizer.param_groups:  # ModelParallelStrategy restores only the entries that exist
-                group.setdefault("initial_lr", group["lr"])
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Begin, or continue at the step of the checkpoint; the optimizers are restored now."""
