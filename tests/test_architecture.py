@@ -14,7 +14,7 @@ ROOMS = {
     "core": {"core", "storage"},
     "combine": {"core", "combine"},
     "export": {"core", "storage", "export"},
-    "integrations": {"core", "integrations"},
+    "integrations": {"core", "storage", "export", "integrations"},
     "predict": {"core", "predict"},
     "lab/recipe": {"core", "storage", "lab/recipe"},
     "lab/data": {"core", "storage", "lab/recipe", "lab/data"},

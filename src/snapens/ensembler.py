@@ -161,13 +161,14 @@ class SnapshotEnsembler:
         self.snapshots.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of completed steps, the schedule, the identity of the store and the snapshots of a memory store.
+        """The completed steps, peak rates, schedule, identity of the store, and the snapshots of a memory store.
 
         These are plain values and tensors only. The user saves the model, the optimizer and the random state.
         """
         held = self.snapshots.steps if self.snapshots.path is None else ()
         return {
             "completed": self.completed,
+            "peaks": [] if self._rates is None else self._rates.peaks,
             "schedule": _description(self.schedule),
             "store": self._identity,
             "held": {step: {name: e.read() for name, e in self.snapshots.entries(step).items()} for step in held},
@@ -185,6 +186,8 @@ class SnapshotEnsembler:
                 "version began the run with cycles of unequal length, finish the run with that version"
             )
         self._on_rank_0(lambda: self._restore(state))
+        if self._rates is not None:
+            self._rates.restore(state.get("peaks", ()))  # format 1 has none
         self._continue_at(state["completed"])
 
     def rewind(self, step: int) -> None:

@@ -24,6 +24,7 @@ from .exporting import Export
 from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
+from .sweep import Sweep
 from .timing import Bench
 
 
@@ -47,6 +48,7 @@ class Demo:
         jobs = list(zip(demo(self.seed), (single, snapshot), strict=True))
         # one thread: with a network this small, two threads would mostly wait for each other
         status = train(jobs, TrainingOptions(device="cpu", threads=1, resume=True), again="the same command")
+        processes.end_others(status)
         if status == 0:
             tables.demo(Run(single), Run(snapshot))
             show_report([snapshot, single])
@@ -96,6 +98,7 @@ class Train:
             recipe = world.first(lambda: found)  # only the first process needs the folder of a run to resume
         out = self.out or Path("runs") / run_name(recipe)
         status = train([(recipe, out)], self.training, load, curves=self.curves)
+        processes.end_others(status)
         if status == 0:
             tables.run(Run(out))
             show_report([out])
@@ -150,6 +153,7 @@ class Snapens:
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Sweep, subcommand("sweep")]
         | Annotated[Predict, subcommand("predict")]
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Combine, subcommand("combine")]

@@ -53,6 +53,7 @@ class Distill:
         out = self.out or Path("runs") / f"distilled-{run_name(recipe)}"
         import_from_here([run.recipe.network.name])
         status = train([(recipe, out)], self.training, teachers=[self.run])
+        processes.end_others(status)
         if status == 0:
             tables.distilled(Run(out), run, teacher.combination)
             show_report([out])

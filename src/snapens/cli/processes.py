@@ -1,6 +1,7 @@
 """The processes that torchrun starts for one command: all of them train, and only the first one prints."""
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,3 +21,9 @@ def world() -> "World":
     from ..lab.engine.world import joined
 
     return joined()
+
+
+def end_others(status: int) -> None:
+    """After the training, end the processes that do not print, with this status."""
+    if not is_first():
+        sys.exit(status)

@@ -27,16 +27,19 @@ Jobs = Sequence[tuple[Recipe, Path]]
 
 
 class Loader:
-    """Reads data sets, each once."""
+    """Reads data sets, each once; with `keep`, they stay in memory for further packs."""
 
-    def __init__(self, options: "TrainingOptions") -> None:
-        self._options = options
+    def __init__(self, options: "TrainingOptions", *, keep: bool = False) -> None:
+        self._options, self._keep = options, keep
         self._unused: dict[str, Data] = {}
 
     def __call__(self, recipe: Recipe) -> "Data":
         """The data set of a recipe."""
         name = recipe.dataset.name
-        return self._unused.pop(name) if name in self._unused else self._read(name)
+        data = self._unused.pop(name) if name in self._unused else self._read(name)
+        if self._keep:
+            self._unused[name] = data
+        return data
 
     def read(self, recipes: Iterable[Recipe]) -> None:
         """Read the data sets now; later calls return them."""
@@ -55,7 +58,7 @@ class Loader:
         if out is not None and self._options.resume and Run(out).exists:
             return _holding_out(Run(out).recipe.dataset.held_out, recipe)
         self._check(recipe, out)
-        data = self._unused[name] = self._read(name)
+        data = self._unused[name] = self(recipe)
         count, examples = tenth(data.train.labels, seed), len(data.train)
         purpose = "so that a combination can be chosen on them"
         if data.held_out is not None:
@@ -77,7 +80,7 @@ class Loader:
         import_from_here([recipe.network.name])
         nets.require(recipe.network.name, dropout=recipe.network.dropout, stem_stride=recipe.network.stem_stride)
         if out is not None:
-            _require_outside_images([(recipe, out)], data_root(self._options.data))
+            require_outside_images([(recipe, out)], data_root(self._options.data))
             Run(out).admit(recipe, self._options.resume)
 
     def _read(self, name: str) -> "Data":
@@ -103,7 +106,7 @@ def train(
 
     A finished run that is resumed stays as it is. With `curves`, the errors between snapshots are measured at the end.
     `teachers` are the folders of the runs that recipes imitate. `again` is the command that continues after an
-    interruption. Of several processes that torchrun started, only the first one returns; the others end.
+    interruption.
     """
     with Interrupt(quiet=not processes.is_first()) as interrupt:
         try:
@@ -113,8 +116,6 @@ def train(
             status = 128 + interrupt.number
         except ProcessError as error:
             raise ProcessError(f"{error}; {again} continues") from error
-    if not processes.is_first():
-        sys.exit(status)
     return status
 
 
@@ -133,7 +134,7 @@ def _train(
 
     world = processes.world()
     device = world.agree(lambda: pack.chosen_device(options.device))
-    _require_outside_images(jobs, data_root(options.data))
+    require_outside_images(jobs, data_root(options.data))
     if options.threads is not None:
         if options.threads < 1:
             raise ArgumentError(f"threads must be at least 1, got {options.threads}")
@@ -203,7 +204,7 @@ def import_from_here(networks: Iterable[str]) -> None:
         sys.path.append(here)
 
 
-def _require_outside_images(jobs: Jobs, root: Path | None) -> None:
+def require_outside_images(jobs: Jobs, root: Path | None) -> None:
     """Reject run folders in a folder of images: their sub-folders would be read as classes."""
     for recipe, path in jobs:
         if root is not None and recipe.dataset.name in _IMAGE_FOLDERS:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from os import PathLike
+from typing import TypeVar
 
 import torch
 
@@ -24,6 +25,8 @@ from ..records.run import Run
 from .teacher import Folders, find
 from .training import Training
 from .world import World, gpu_of_process
+
+T = TypeVar("T")
 
 _IDLE_SECONDS = 2e-4
 
@@ -43,6 +46,20 @@ def chosen_device(name: str) -> torch.device:
 def unfinished(jobs: Sequence[Job], *, curves: bool = False) -> list[Job]:
     """The jobs with something left to do: steps, files that were lost, or the errors between snapshots (`curves`)."""
     return [(recipe, path) for recipe, path in jobs if not _is_complete(recipe, Run(path), curves)]
+
+
+def packs(jobs: Sequence[T], largest: int, devices: int = 1) -> list[Sequence[T]]:
+    """Divide jobs into packs of nearly equal size, of at most `largest` runs, so that no device is left without one.
+
+    Examples:
+        >>> packs("abcdefghij", largest=8)
+        ['abcde', 'fghij']
+    """
+    if largest < 1:
+        raise ArgumentError(f"pack must be at least 1, got {largest}")
+    runs = len(jobs)
+    count = max(-(-runs // largest), min(devices, runs))
+    return [jobs[k * runs // count : (k + 1) * runs // count] for k in range(count)]
 
 
 def prepare(
