@@ -154,6 +154,7 @@ def test_ctrl_c_or_a_signal_to_one_process_saves_the_state_after_the_current_ste
         (TRAIN.replace("tiny.npz", "missing.npz"), "missing.npz"),
         (f"{TRAIN} --epochs none", "invalid"),
         ("paper run resnet110-cifar100-snapshot-0.1 --data nothing --out papers", "nothing"),
+        (f"sweep --network plain:plain {FLAGS} --out run --ray", "ray must not be given under torchrun"),
     ],
 )
 @pytest.mark.long
@@ -176,3 +177,14 @@ def test_local_batchnorm_makes_the_number_of_processes_part_of_the_recipe(folder
     ended = started(folder, 4, f"{command} --resume")
     assert ended.returncode != 0
     assert f"{rule}4" in ended.stderr
+
+
+@pytest.mark.long
+def test_a_sweep_trains_each_of_its_packs_with_all_processes(folder):
+    sweep = f"sweep --network plain:plain {FLAGS} --seed 0 1 --pack 1 --out"
+    ended = finished(folder, 2, f"{sweep} two")
+    assert ended.stderr.count("with 2 processes") == 2
+    assert main([*sweep.split(), "one"]) == 0
+    runs = list((folder / "one").iterdir())
+    assert len(runs) == 2
+    assert all(largest_difference(run, folder / "two" / run.name) < SAME for run in runs)
