@@ -11,6 +11,7 @@ from snapens.errors import ArgumentError
 from snapens.lab.nets import NETWORKS, blocks, build, require
 from snapens.lab.nets.dropout import KeyedDropout
 from snapens.lab.nets.mlp import mlp
+from snapens.lab.nets.resnet import wide
 
 
 def parameters(network):
@@ -24,6 +25,10 @@ def parameters(network):
         ("resnet110", 100, 1_733_812),
         ("wrn32", 10, 7_386_186),
         ("wrn32", 100, 7_409_316),
+        ("wrn28x10", 10, 36_479_194),
+        ("wrn28x10", 100, 36_536_884),
+        ("wrn16x8", 10, 10_961_370),
+        ("wrn16x8", 100, 11_007_540),
         ("densenet40", 10, 1_019_722),
         ("densenet40", 100, 1_060_132),
         ("densenet100", 10, 27_249_082),
@@ -46,6 +51,19 @@ def test_a_network_has_as_many_layers_as_its_name_says(name, layers):
     weighted = sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules())
     assert weighted - projections == layers
     assert projections == (4 if name == "resnet50" else 0)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("wrn28x10", 28), ("wrn16x8", 16)])
+def test_a_wide_resnet_has_as_many_convolutions_as_its_name_says(name, layers):
+    with torch.device("meta"):
+        network = build(name, classes=10)
+    assert sum(isinstance(module, nn.Conv2d) for module in network.modules()) == layers
+
+
+@pytest.mark.parametrize(("depth", "remedy"), [(27, 28), (4, 10), (29, 28)])
+def test_a_wide_resnet_of_an_impossible_depth_is_rejected(depth, remedy):
+    with pytest.raises(ArgumentError, match=rf"depth must be 6 n \+ 4 .*, got {depth}: use {remedy}"):
+        wide(depth=depth, widen=2, classes=10)
 
 
 @pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"resnet50", "small", "mlp"}))
@@ -110,6 +128,8 @@ def test_a_step_on_the_cpu_is_finite(name):
     [
         ("resnet110", 54, {"Basic"}),
         ("wrn32", 15, {"Basic"}),
+        ("wrn28x10", 12, {"PreActivation"}),
+        ("wrn16x8", 6, {"PreActivation"}),
         ("resnet50", 16, {"Bottleneck"}),
         ("densenet40", 38, {"Layer", "Transition"}),
         ("small", 0, set()),
