@@ -34,6 +34,7 @@ from snapens.lab.recipe import (
     SingleCycle,
     Snapshot,
     Teacher,
+    TrivialAugment,
     settings,
 )
 from snapens.lab.recipe.methods import METHODS
@@ -212,7 +213,9 @@ def test_a_class_that_is_in_no_table_cannot_be_part_of_a_recipe():
     class Upside(Mirror):
         pass
 
-    with pytest.raises(ArgumentError, match="Upside must be in the table of cutout, jitter, lighting, mirror: add it"):
+    with pytest.raises(
+        ArgumentError, match="Upside must be in the table of cutout, jitter, lighting, mirror, trivialaugment: add it"
+    ):
         Upside()
 
 
@@ -281,7 +284,7 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and less than 1, got 1.0"),
         ({"ema": 1.0}, "ema must have a decay of more than 0 and less than 1, got 1.0"),
         ({"decays": "some"}, "decays must be one of all, weights, got 'some'"),
-        ({"transforms": ("flip",)}, "'flip': choose from cutout, jitter, lighting, mirror"),
+        ({"transforms": ("flip",)}, "'flip': choose from cutout, jitter, lighting, mirror, trivialaugment"),
         ({"transforms": ("mirror=1",)}, "transform must be mirror without a setting, got 'mirror=1'"),
         ({"transforms": ("cutout=x",)}, "transform must be cutout or cutout=NUMBER, got 'cutout=x'"),
         ({"transforms": ("cutout=0",)}, "size must be between 1 and 65536 pixels, got 0"),
@@ -383,12 +386,13 @@ def test_a_budget_of_fewer_steps_than_cycles_is_rejected():
 
 
 def test_a_transform_on_the_command_line_is_its_name_and_its_setting():
-    assert [named(text) for text in ("mirror", "cutout", "cutout=8", "jitter=0.3", "lighting")] == [
+    assert [named(text) for text in ("mirror", "cutout", "cutout=8", "jitter=0.3", "lighting", "trivialaugment")] == [
         Mirror(),
         Cutout(16),
         Cutout(8),
         ColourJitter(0.3),
         Lighting(0.1),
+        TrivialAugment(),
     ]
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ..recipe.transforms import Batch
+from ..recipe.batch import Batch
 from .ahead import read_ahead
 from .augment import AUGMENTATIONS, Crop
 from .images import ImageData, Images

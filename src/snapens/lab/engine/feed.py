@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data.ahead import read_ahead
 from ..data.order import Order
 from ..data.protocol import Placed
-from ..recipe.transforms import Batch, Transform
+from ..recipe.batch import Batch, Transform
 
 _MOST_ROWS = 1 << 12
 _Read = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32]]

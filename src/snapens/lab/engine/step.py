@@ -15,8 +15,8 @@ from ...weights import tensors
 from .. import nets
 from ..data.protocol import Placed
 from ..nets.dropout import KeyedDropout
+from ..recipe.batch import Transform
 from ..recipe.recipe import Recipe
-from ..recipe.transforms import Transform
 from .feed import Feed
 from .network import accelerated, compile_blocks
 from .teacher import Folders, prepared

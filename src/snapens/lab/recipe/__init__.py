@@ -7,6 +7,7 @@ from .optimizers import SGD, AdamW
 from .recipe import Budget, Dataset, Network, Recipe
 from .settings import Settings
 from .transforms import ColourJitter, Cutout, Lighting, Mirror
+from .trivialaugment import TrivialAugment
 
 __all__ = [
     "EMA",
@@ -28,4 +29,5 @@ __all__ = [
     "SingleCycle",
     "Snapshot",
     "Teacher",
+    "TrivialAugment",
 ]

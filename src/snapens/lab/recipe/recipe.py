@@ -8,10 +8,10 @@ from typing import Any
 from ...errors import ArgumentError
 from ...schedule import Schedule
 from .averaging import Averaging
+from .batch import Transform
 from .methods import Method, Snapshot
 from .objectives import CrossEntropy, Objective
 from .optimizers import SGD, Optimizer
-from .transforms import Transform
 from .value import Value, require, require_at_least
 
 
