@@ -165,7 +165,8 @@ def test_an_average_begins_anew_with_fresh_weights():
     [
         {"optimizer": "adamw", "lr": 0.01, "decays": "weights"},
         {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4"), "dropout": 0.2},
-        {"transforms": ("mirror", "trivialaugment", "cutout=4")},
+        {"transforms": ("mirror", "trivialaugment", "cutout=4", "mixup")},
+        {"transforms": ("lighting", "cutmix=1.0,0.5"), "label_smoothing": 0.1},
     ],
 )
 def test_a_run_with_every_new_entry_resumes_bit_for_bit(tmp_path, changes):

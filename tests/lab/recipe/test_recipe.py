@@ -21,12 +21,14 @@ from snapens.lab.recipe import (
     Budget,
     ColourJitter,
     CrossEntropy,
+    CutMix,
     Cutout,
     Dataset,
     Distillation,
     Grow,
     Lighting,
     Mirror,
+    Mixup,
     Network,
     Recipe,
     Settings,
@@ -63,7 +65,15 @@ def some_settings(rng):
         momentum=rng.choice([None, rng.uniform(0.01, 0.99)]) if optimizer == "sgd" else None,
         label_smoothing=rng.choice([0.0, 0.1]),
         padding=rng.choice([None, 0, 4]),
-        transforms=rng.choice([None, (), ("mirror", "cutout=8"), ("jitter=0.3", "lighting")]),
+        transforms=rng.choice(
+            [
+                None,
+                (),
+                ("mirror", "cutout=8"),
+                ("jitter=0.3", "lighting"),
+                ("trivialaugment", "mixup=0.2,0.5", "cutmix"),
+            ]
+        ),
         ema=rng.choice([None, 0.99]),
         warmup_epochs=rng.randint(0, 3),
         pattern=tuple(rng.choices(["warm", "fresh"], k=rng.randint(1, 5))) if method == "grow" else (),
@@ -214,7 +224,7 @@ def test_a_class_that_is_in_no_table_cannot_be_part_of_a_recipe():
         pass
 
     with pytest.raises(
-        ArgumentError, match="Upside must be in the table of cutout, jitter, lighting, mirror, trivialaugment: add it"
+        ArgumentError, match=r"Upside must be in the table of cutmix, cutout, .*, trivialaugment: add it"
     ):
         Upside()
 
@@ -284,9 +294,17 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and less than 1, got 1.0"),
         ({"ema": 1.0}, "ema must have a decay of more than 0 and less than 1, got 1.0"),
         ({"decays": "some"}, "decays must be one of all, weights, got 'some'"),
-        ({"transforms": ("flip",)}, "'flip': choose from cutout, jitter, lighting, mirror, trivialaugment"),
+        (
+            {"transforms": ("flip",)},
+            "'flip': choose from cutmix, cutout, jitter, lighting, mirror, mixup, trivialaugment",
+        ),
         ({"transforms": ("mirror=1",)}, "transform must be mirror without a setting, got 'mirror=1'"),
-        ({"transforms": ("cutout=x",)}, "transform must be cutout or cutout=NUMBER, got 'cutout=x'"),
+        ({"transforms": ("cutout=x",)}, "transform must be cutout or cutout=SIZE, got 'cutout=x'"),
+        ({"transforms": ("cutout=8,8",)}, "transform must be cutout or cutout=SIZE, got 'cutout=8,8'"),
+        ({"transforms": ("mixup=",)}, "transform must be mixup or mixup=ALPHA,PROBABILITY, got 'mixup='"),
+        ({"transforms": ("mixup=0",)}, "alpha must be more than 0 and at most 100, got 0.0"),
+        ({"transforms": ("cutmix=101",)}, "alpha must be more than 0 and at most 100, got 101.0"),
+        ({"transforms": ("cutmix=1,0.0",)}, "probability must be more than 0 and at most 1, got 0.0"),
         ({"transforms": ("cutout=0",)}, "size must be between 1 and 65536 pixels, got 0"),
         ({"transforms": ("jitter=2.0",)}, "strength must be more than 0 and at most 1, got 2.0"),
         ({"transforms": ("lighting=0.0",)}, "strength must be more than 0 and at most 1, got 0.0"),
@@ -386,13 +404,27 @@ def test_a_budget_of_fewer_steps_than_cycles_is_rejected():
 
 
 def test_a_transform_on_the_command_line_is_its_name_and_its_setting():
-    assert [named(text) for text in ("mirror", "cutout", "cutout=8", "jitter=0.3", "lighting", "trivialaugment")] == [
+    assert [
+        named(text)
+        for text in (
+            "mirror",
+            "cutout",
+            "cutout=8",
+            "jitter=0.3",
+            "lighting",
+            "trivialaugment",
+            "mixup=0.4",
+            "cutmix=1,0.5",
+        )
+    ] == [
         Mirror(),
         Cutout(16),
         Cutout(8),
         ColourJitter(0.3),
         Lighting(0.1),
         TrivialAugment(),
+        Mixup(0.4),
+        CutMix(1.0, 0.5),
     ]
 
 

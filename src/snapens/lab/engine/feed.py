@@ -70,10 +70,7 @@ class Feed:
         for transform in self._transforms:
             batch = transform(batch, draws[:, column : column + transform.columns])
             column += transform.columns
-        inputs = batch.inputs
-        if batch.inside is not None and batch.fill is not None:
-            inputs = torch.where(batch.inside, inputs, batch.fill)
-        return batch._replace(inputs=self._placed.finish(inputs))
+        return batch._replace(inputs=self._placed.finish(batch.restored().inputs))
 
     def sample(self, examples: int) -> Iterator[Tensor]:
         """Inputs of `examples` training examples, or of all, as in the first steps, in batches for an evaluation."""

@@ -2,6 +2,7 @@
 
 from .averaging import EMA
 from .methods import Grow, Single, SingleCycle, Snapshot
+from .mixing import CutMix, Mixup
 from .objectives import CrossEntropy, Distillation, Teacher
 from .optimizers import SGD, AdamW
 from .recipe import Budget, Dataset, Network, Recipe
@@ -16,12 +17,14 @@ __all__ = [
     "Budget",
     "ColourJitter",
     "CrossEntropy",
+    "CutMix",
     "Cutout",
     "Dataset",
     "Distillation",
     "Grow",
     "Lighting",
     "Mirror",
+    "Mixup",
     "Network",
     "Recipe",
     "Settings",

@@ -26,6 +26,16 @@ class Batch(NamedTuple):
     after all transforms. None: no transform changes colours, so this is not necessary."""
     teacher: "Tensor | None" = None
     """(batch, classes): the logarithm of a teacher's mean probabilities. None: the objective has no teacher."""
+    classes: int | None = None
+    """The number of classes."""
+
+    def restored(self) -> "Batch":
+        """The batch with the colour of padding in all pixels that do not belong to the image."""
+        import torch
+
+        if self.inside is None or self.fill is None:
+            return self
+        return self._replace(inputs=torch.where(self.inside, self.inputs, self.fill))
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,14 @@ class Transform(Value, ABC):
     @abstractmethod
     def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
         """The changed batch; `draws` is (batch, columns). It must not wait for the device."""
+
+
+def between(side: int, begin: "Tensor", length: "int | Tensor") -> "Tensor":
+    """(batch, side): whether a position is one of the `length` positions from `begin` (batch, 1) on."""
+    import torch
+
+    line = torch.arange(side, device=begin.device)
+    return (line >= begin) & (line < begin + length)
 
 
 @cache

@@ -4,7 +4,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError
-from .batch import Batch, Transform, constant
+from .batch import Batch, Transform, between, constant
+from .mixing import CutMix, Mixup
 from .trivialaugment import TrivialAugment
 from .value import look_up, require
 
@@ -108,7 +109,7 @@ class Cutout(Transform):
 
         height, width = batch.inputs.shape[1:3]
         rows, columns = (
-            _between(side, (draw[:, None] * side).floor() - self.size // 2, self.size)
+            between(side, (draw[:, None] * side).floor() - self.size // 2, self.size)
             for side, draw in ((height, draws[:, 0]), (width, draws[:, 1]))
         )
         covered = (rows[:, :, None] & columns[:, None, :])[..., None]
@@ -118,21 +119,23 @@ class Cutout(Transform):
 
 
 TRANSFORMS: dict[str, type[Transform]] = {
+    "cutmix": CutMix,
     "cutout": Cutout,
     "jitter": ColourJitter,
     "lighting": Lighting,
     "mirror": Mirror,
+    "mixup": Mixup,
     "trivialaugment": TrivialAugment,
 }
 Transform.kinds = TRANSFORMS
 
 
 def named(text: str) -> Transform:
-    """The transform for a text of the command line: its name, and its setting unless that is the default.
+    """The transform for a text of the command line: its name, and its settings unless they are the defaults.
 
     Examples:
-        >>> named("mirror"), named("cutout=8")
-        (Mirror(), Cutout(size=8))
+        >>> named("mirror"), named("cutout=8"), named("cutmix=1.0,0.5")
+        (Mirror(), Cutout(size=8), CutMix(alpha=1.0, probability=0.5))
     """
     name, equals, value = text.partition("=")
     kind = look_up("transform", name, TRANSFORMS)
@@ -141,15 +144,9 @@ def named(text: str) -> Transform:
         return kind()
     require(bool(settings), "transform", f"be {name} without a setting", text)
     try:
-        number = float(value) if "." in value else int(value)
+        numbers = [float(number) if "." in number else int(number) for number in value.split(",")]
+        chosen = dict(zip(settings[: len(numbers)], numbers, strict=True))
     except ValueError as error:
-        raise ArgumentError(f"transform must be {name} or {name}=NUMBER, got {text!r}") from error
-    return kind(**{settings[0]: number})
-
-
-def _between(side: int, begin: "Tensor", length: int) -> "Tensor":
-    """(batch, side): whether a position is one of the `length` positions from `begin` (batch, 1) on."""
-    import torch
-
-    line = torch.arange(side, device=begin.device)
-    return (line >= begin) & (line < begin + length)
+        form = f"{name}={','.join(setting.upper() for setting in settings)}"
+        raise ArgumentError(f"transform must be {name} or {form}, got {text!r}") from error
+    return kind(**chosen)
