@@ -54,6 +54,7 @@ def some_settings(rng):
         method=method,
         epochs=rng.randint(4, 200),
         cycles=rng.randint(1, 9),
+        first_cycle=1 if method == "single" else rng.choice([1, 1.5, 3]),
         optimizer=optimizer,
         lr=rng.choice([None, 1, 10 ** rng.uniform(-6, 1)]),
         batch=rng.randint(1, 300),
@@ -116,6 +117,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "dataset.held_out_seed": 0,
         "method.kind": "snapshot",
         "method.cycles": 5,
+        "method.first_cycle": 1.0,
         "budget.epochs": 200,
         "budget.batch": 64,
         "budget.warmup_epochs": 0,
@@ -129,7 +131,20 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "seed": 0,
     }
     teacher = Teacher("a", (4,))
-    entries = (AdamW(), EMA(), Cutout(), ColourJitter(), Lighting(), Mirror(), Grow(), teacher, Distillation(teacher))
+    entries = (
+        AdamW(),
+        EMA(),
+        Cutout(),
+        ColourJitter(),
+        Lighting(),
+        Mirror(),
+        Grow(),
+        teacher,
+        Distillation(teacher),
+        Mixup(),
+        CutMix(),
+        TrivialAugment(),
+    )
     assert [vars(entry) for entry in entries] == [
         {"lr": 1e-3, "weight_decay": 0.01, "decays": "all", "beta1": 0.9, "beta2": 0.999},
         {"decay": 0.999},
@@ -137,9 +152,12 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         {"strength": 0.4},
         {"strength": 0.1},
         {},
-        {"cycles": 5, "pattern": ("fresh",)},
+        {"cycles": 5, "first_cycle": 1.0, "pattern": ("fresh",)},
         {"run": "a", "steps": (4,), "weights": (), "temperature": 1.0},
         {"teacher": teacher, "share": 0.9, "temperature": 2.0},
+        {"alpha": 0.2, "probability": 1.0},
+        {"alpha": 1.0, "probability": 1.0},
+        {},
     ]
 
 
@@ -269,6 +287,9 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"optimizer": "adam"}, "'adam': did you mean adamw"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"cycles": 0}, "cycles must be at least 1, got 0"),
+        ({"first_cycle": 0.5}, "first_cycle must be finite and at least 1, got 0.5"),
+        ({"first_cycle": float("inf")}, "first_cycle must be finite and at least 1, got inf"),
+        ({"first_cycle": 2, "method": "single"}, "first_cycle must be 1 for the method single, got 2.0"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"stem_stride": 0}, "stem_stride must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0 and less than 2 to the 63, got -1"),
@@ -391,6 +412,15 @@ def test_schedules_are_the_methods_and_count_whole_batches_of_all_epochs():
         schedule = Recipe(method=method, budget=budget).schedule(1001)
         assert schedule == CyclicCosine(total, 5, warmup_steps=warmup)
         assert schedule.snapshot_steps == single.snapshot_steps
+
+
+def test_the_first_cycle_of_a_recipe_can_be_longer():
+    recipe = Recipe(method=Snapshot(3, first_cycle=2), budget=Budget(epochs=41, batch=10, warmup_epochs=1))
+    assert recipe.schedule(100) == CyclicCosine(410, 3, warmup_steps=10, first=2)
+    assert recipe.schedule(100).snapshot_steps == (210, 310, 410)
+    assert Settings(first_cycle=2, cycles=3).recipe().method == Snapshot(3, first_cycle=2.0)
+    with pytest.raises(ArgumentError, match=r"got 3 steps .* for cycles=2 and first_cycle=2.5: use more epochs"):
+        Recipe(method=Snapshot(2, first_cycle=2.5), budget=Budget(epochs=3, batch=10)).schedule(10)
 
 
 def test_ten_epochs_of_265_images_make_five_cycles_of_eight_or_nine_steps():

@@ -1,6 +1,6 @@
 """Methods: the schedule of the learning rate, and what happens when a new cycle begins."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ...schedule import CyclicCosine, Schedule, StepDecay
@@ -15,14 +15,16 @@ class Method(Value):
 
     cycles: int = 5
     """M: the number of snapshots."""
+    first_cycle: float = field(default=1.0, kw_only=True)
+    """The length of the first cycle as a multiple of the others."""
 
     def check(self) -> None:
-        """There is at least one cycle."""
-        require_at_least(1, cycles=self.cycles)
+        """There is at least one cycle, and the first is not shorter than the others."""
+        require_at_least(1, cycles=self.cycles, first_cycle=self.first_cycle)
 
     def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
         """The factor on the peak rate at every step."""
-        return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps)
+        return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps, first=self.first_cycle)
 
     def begins_fresh(self, cycle: int) -> bool:
         """Whether a cycle, counted from 0, starts from fresh weights; the first cycle always does."""
@@ -32,6 +34,11 @@ class Method(Value):
 @dataclass(frozen=True)
 class Single(Method):
     """The rate is multiplied by 0.1 at 50 % and 75 %; the snapshots taken on the way form the paper's NoCycle."""
+
+    def check(self) -> None:
+        """There are no cycles, so none is longer."""
+        super().check()
+        require(self.first_cycle == 1, "first_cycle", "be 1 for the method single", self.first_cycle)
 
     def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
         """The standard schedule."""

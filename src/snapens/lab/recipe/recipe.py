@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,13 +111,15 @@ class Recipe(Value):
 
     def schedule(self, examples: int) -> Schedule:
         """The schedule for a number of training examples per epoch; a batch may span two epochs."""
-        budget, cycles = self.budget, self.method.cycles
+        budget, method = self.budget, self.method
         total, warmup = (epochs * examples // budget.batch for epochs in (budget.epochs, budget.warmup_epochs))
-        if total - warmup < cycles:
+        if total - warmup < math.ceil(method.first_cycle) + method.cycles - 1:
+            longer = f" and first_cycle={method.first_cycle:g}" if method.first_cycle > 1 else ""
             raise ArgumentError(
                 f"epochs must give at least one step per cycle after the warm-up, got {total - warmup} steps "
                 f"({budget.epochs} epochs of {examples} examples in batches of {budget.batch}, warmup_epochs="
-                f"{budget.warmup_epochs}) for cycles={cycles}: use more epochs, fewer cycles or a smaller batch"
+                f"{budget.warmup_epochs}) for cycles={method.cycles}{longer}: use more epochs, fewer cycles or "
+                "a smaller batch"
             )
         return self.method.schedule(total, warmup)
 

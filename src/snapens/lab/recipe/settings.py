@@ -35,6 +35,8 @@ class Settings:
     """B: the number of passes over the training examples."""
     cycles: int = 5
     """M: the number of snapshots."""
+    first_cycle: float = 1.0
+    """The length of the first cycle as a multiple of the others."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """sgd: with Nesterov momentum, as in the paper; adamw: Adam with decoupled weight decay."""
     lr: float | None = None
@@ -85,7 +87,7 @@ class Settings:
         return Recipe(
             Network(self.network, self.dropout, self.stem_stride),
             Dataset(self.dataset, self.held_out or 0, self.held_out_seed, self.padding),
-            method(self.cycles, **({"pattern": self.pattern} if self.pattern else {})),
+            method(self.cycles, first_cycle=self.first_cycle, **({"pattern": self.pattern} if self.pattern else {})),
             Budget(self.epochs, self.batch, self.warmup_epochs),
             optimizer(decays=self.decays, **settings),
             CrossEntropy(self.label_smoothing),
