@@ -34,7 +34,8 @@ class SnapshotEnsembler:
     - `resume`: accept a store that already holds snapshots; call `load_state_dict` or `rewind` before `step()`.
     - `keep`: the module to store, if it is not the trained one (such as an EMA copy, updated before `step()`); or a
       function that returns the tensors to store, by the names that they have in the model (such as adapters only).
-    - `on_restart`: called with this object when a new cycle begins; see `fresh_weights` and `reset_momentum`.
+    - `on_restart`: called with this object when a new cycle begins; see `fresh_weights`,
+      `noisy_weights` and `reset_momentum`.
     - `on_nonfinite`: "raise" an error, or "skip" the snapshot, if the weights at a minimum contain a NaN or infinity.
     - `drive_lr`: False leaves the rates unchanged.
     - `process_group`: the processes that train the model, where a framework hides the DDP wrapper.
