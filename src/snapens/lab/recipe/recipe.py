@@ -25,6 +25,8 @@ class Network(Value):
     """The dropout probability."""
     stem_stride: int = 1
     """The stride of the first layer; the paper uses 2 for Tiny ImageNet."""
+    pretrained: bool = False
+    """Whether training starts from the pretrained weights of torchvision or timm; only the last layer is new."""
 
     def check(self) -> None:
         """Dropout is a probability; the stride is at least 1."""

@@ -51,6 +51,8 @@ class Settings:
     """The dropout probability."""
     stem_stride: int = 1
     """The stride of the first layer; the paper uses 2 for Tiny ImageNet."""
+    pretrained: bool = False
+    """Start from the pretrained weights of torchvision:NAME or timm:NAME; only the last layer is new."""
     weight_decay: float | None = None
     """The weight decay; by default 0.0001 for sgd and 0.01 for adamw."""
     decays: Literal["all", "weights"] = "all"
@@ -92,7 +94,7 @@ class Settings:
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         pattern: dict[str, Any] = {"pattern": self.pattern} if self.pattern else {}
         return Recipe(
-            Network(self.network, self.dropout, self.stem_stride),
+            Network(self.network, self.dropout, self.stem_stride, self.pretrained),
             Dataset(self.dataset, self.held_out or 0, self.held_out_seed, self.padding),
             method(self.cycles, first_cycle=self.first_cycle, restart_noise=self.restart_noise, **pattern),
             Budget(self.epochs, self.batch, self.warmup_epochs),
