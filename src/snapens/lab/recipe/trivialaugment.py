@@ -87,7 +87,7 @@ def _tables(height: int, width: int, device: "torch.device") -> _Tables:
     import torch
 
     rows = [
-        (name, k / (_BINS - 1) * most, sign)
+        (name, most * k / (_BINS - 1), sign)
         for name, most in _STRONGEST.items()
         for k in range(_BINS)
         for sign in (1, -1)
