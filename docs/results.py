@@ -26,9 +26,10 @@ def texts() -> dict[Path, str]:
     """The generated page, and the files that have a generated block, with the block regenerated."""
     entries = ledger.entries(ROOT / "results")
     work = readme.update((ROOT / "docs/work.md").read_text(), predictions(ROOT / "results/prediction"))
+    work = readme.update(work, combinations(ROOT / "results/combination", entries), "held-out")
     updated = {
         ROOT / "README.md": readme.update((ROOT / "README.md").read_text(), readme.results(entries)),
-        ROOT / "docs/work.md": readme.update(work, combinations(ROOT / "results/combination", entries), "held-out"),
+        ROOT / "docs/work.md": readme.update(work, one_network(ROOT / "results", entries), "one-network"),
     }
     tables = {"table_1": formats.markdown(table(1, entries)).strip()}
     template = (ROOT / "docs/results.md.jinja").read_text()
@@ -112,6 +113,46 @@ def combinations(folder: Path, entries: ledger.Entries) -> str:
             f"error is {early.error_percent:.2f} % instead of {entry.last_percent[-1]:.2f} % with all of them."
         )
     return "\n".join(sentences)
+
+
+def one_network(folder: Path, entries: ledger.Entries) -> str:
+    """What a run with held-out images gives at which cost: its snapshots, their combination, a soup, a student."""
+    (path,) = (folder / "one-network").glob("*.json")
+    found = json.loads(path.read_text())
+    run, student, control = (entries[found[name]] for name in ("run", "student", "control"))
+    network, epochs, more = run.recipe.network.name, run.recipe.budget.epochs, student.recipe.budget.epochs
+    threshold = json.loads((folder / f"combination/{found['run']}.json").read_text())["combination"]["exit_threshold"]
+    early = next(one for one in run.early_exit if one.threshold == round(threshold, 2))
+    measured = json.loads((folder / f"prediction/{network}.json").read_text())["networks"][network]
+    ratios = {one["what"]: f"{one['ratio']:.2f} ×" for one in measured["timings"] if one["batch"] == 256}
+    soup = found["soups"]["greedy"]
+    last, ensemble = run.last_percent[0], run.last_percent[-1]
+    members = run.recipe.method.cycles
+    rows = [
+        ("the last snapshot", f"{epochs}", last, 1, "1.00 ×"),
+        (f"all {members} snapshots", f"{epochs}", ensemble, members, ratios[f"Predictor of {members}"]),
+        (
+            f"with early exit at a confidence of {threshold:.2f}",
+            f"{epochs}",
+            early.error_percent,
+            early.mean_members,
+            ratios["Predictor with early exit"],
+        ),
+        (f"a greedy soup of {soup['members']} snapshots", f"{epochs}", 100 * soup["test_error"], 1, "1.00 ×"),
+        (f"a student of all {members} snapshots", f"{epochs} + {more}", student.last_percent[0], 1, "1.00 ×"),
+        (f"without the teacher, one cosine of {more} epochs", f"{more}", control.last_percent[0], 1, "1.00 ×"),
+    ]
+    head = ["prediction", "training, epochs", "test error, %", "share of the gain, %", "networks per image", "time"]
+    lines = [head, ["---", *["---:"] * 5]]
+    for name, budget, error, used, time in rows:
+        share = f"{100 * (last - error) / (last - ensemble):.0f}" if error <= last else "–"
+        lines.append([name, budget, f"{error:.2f}", share, f"{used:.3g}", time])
+    origin = (
+        f"One {names.NETWORKS[network]} on {names.DATASETS[run.recipe.dataset.name]} with {found['examples']:,} "
+        f"held-out images, one {found['device']}, n = 1. "
+        "The time is that of a batch of 256, relative to one model in eager mode."
+    )
+    return "\n".join([*map(formats.markdown_row, lines), "", origin])
 
 
 def predictions(folder: Path) -> str:

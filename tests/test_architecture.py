@@ -14,6 +14,7 @@ ROOMS = {
     "core": {"core", "storage"},
     "combine": {"core", "combine"},
     "export": {"core", "storage", "export"},
+    "integrations": {"core", "storage", "export", "integrations"},
     "predict": {"core", "predict"},
     "lab/recipe": {"core", "storage", "lab/recipe"},
     "lab/data": {"core", "storage", "lab/recipe", "lab/data"},
@@ -24,7 +25,7 @@ ROOMS = {
     "report": {"core", "storage", "combine", "lab/recipe", "lab/records", "lab/paper", "report"},
 }
 """Each room, and the rooms that it may import from; all may import the errors, and the command line everything."""
-PACKAGES = {"cli": {"torch", "rich", "tyro"}}  # all others: torch and numpy
+PACKAGES = {"cli": {"torch", "rich", "tyro"}, "integrations": {"torch", "numpy", "sklearn"}}  # others: torch, numpy
 KERNELS = (SOURCE / "lab/nets/dense/kernels.py", SOURCE / "predict/kernels.py")  # imported where there is a GPU
 
 
@@ -59,9 +60,9 @@ def test_a_module_imports_only_what_the_architecture_allows(path):
     assert theirs <= ({"torch", "triton"} if path in KERNELS else PACKAGES.get(here[0], {"torch", "numpy"}))
 
 
-def test_there_is_one_training_loop_and_the_plain_one_it_is_timed_against():
+def test_there_is_one_training_loop_and_the_plain_ones_of_the_benchmark_and_the_estimators():
     found = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if "loss.backward()" in path.read_text()}
-    assert found == {"lab/engine/step.py", "lab/engine/bench.py"}
+    assert found == {"lab/engine/step.py", "lab/engine/bench.py", "integrations/sklearn.py"}
 
 
 def test_only_the_command_line_prints():

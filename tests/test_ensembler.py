@@ -803,3 +803,13 @@ def test_fresh_weights_work_with_a_function_as_keep(make_net):
 def test_a_process_group_of_another_kind_is_rejected(net):
     with pytest.raises(ArgumentError, match=r"process_group must be a torch.distributed process group or None, got 2"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, process_group=2)
+
+
+def test_an_ensemble_can_be_built_from_another_instance(net, make_net):
+    ensembler = SnapshotEnsembler(net, torch.optim.SGD(net.parameters(), lr=0.1), CyclicCosine(2, 1))
+    ensembler.step()
+    ensembler.step()
+    other, x = make_net().double(), torch.ones(2, 4)
+    found = ensembler.ensemble(model=other, last=1)(x.double())
+    assert found.dtype == torch.float64  # the copies are those of the given instance
+    torch.testing.assert_close(found, net.eval()(x).softmax(-1), check_dtype=False)

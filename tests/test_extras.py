@@ -40,7 +40,7 @@ def test_every_extra_has_code_behind_it():
 @pytest.mark.parametrize(("module", "extra"), sorted(CALLS))
 def test_the_printed_command_installs_the_package_that_is_missing(module, extra, monkeypatch):
     root = module.partition(".")[0]
-    owners = {name.lower() for name in metadata.packages_distributions()[root]}
+    owners = {distribution(name) for name in metadata.packages_distributions()[root]}
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingPackageError) as raised:
         extras.package(module, extra)

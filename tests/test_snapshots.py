@@ -302,7 +302,8 @@ def test_a_second_writer_in_another_process_is_rejected_and_the_first_named(fold
         f"LockedError: store must have one writer, but {folder.path} is being written by process {os.getpid()}"
         in done.stderr
     )
-    assert done.stderr.endswith("wait until it ends or choose another folder; under DDP pass the wrapped model\n")
+    remedy = "under DDP pass the wrapped model, or process_group=torch.distributed.group.WORLD\n"
+    assert done.stderr.endswith("wait until it ends or choose another folder; " + remedy)
 
 
 def test_a_forked_worker_does_not_keep_the_lock_alive(tmp_path):

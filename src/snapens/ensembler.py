@@ -2,8 +2,9 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
@@ -15,11 +16,12 @@ from torch.optim import Optimizer
 from .combination import Combination
 from .ensemble import Ensemble
 from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
+from .kept import Keep, kept, kept_by_all
 from .ranks import Ranks
 from .rates import Rates
 from .schedule import Schedule
 from .snapshots import Snapshots, check_finite
-from .weights import reject_sharded, tensors
+from .weights import reject_fsdp1, tensors
 
 log = logging.getLogger("snapens")
 
@@ -38,7 +40,8 @@ class SnapshotEnsembler:
       `noisy_weights` and `reset_momentum`.
     - `on_nonfinite`: "raise" an error, or "skip" the snapshot, if the weights at a minimum contain a NaN or infinity.
     - `drive_lr`: False leaves the rates unchanged.
-    - `process_group`: the processes that train the model, where a framework hides the DDP wrapper.
+    - `process_group`: the processes that train the model, where a framework hides the DDP wrapper. Under DDP and FSDP2
+      (`fully_shard`) all ranks must call `step()`; rank 0 writes, and its errors are raised on all ranks.
 
     A run that ends before its last step logs a warning, unless it was closed.
     `model`, `optimizer`, `schedule`, `keep` and `snapshots` are attributes. A group that is added to the optimizer
@@ -70,7 +73,7 @@ class SnapshotEnsembler:
         *,
         store: str | PathLike[str] | Snapshots | None = None,
         resume: bool = False,
-        keep: nn.Module | Callable[[], Mapping[str, Tensor]] | None = None,
+        keep: Keep | None = None,
         on_restart: "Callable[[SnapshotEnsembler], object] | None" = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
         drive_lr: bool = True,
@@ -81,7 +84,7 @@ class SnapshotEnsembler:
                 raise ArgumentError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
         if on_nonfinite not in ("raise", "skip"):
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
-        reject_sharded(model)
+        reject_fsdp1(model)
         _check_owner(model, optimizer)
         _check_order(schedule)
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
@@ -91,7 +94,8 @@ class SnapshotEnsembler:
         self._on_restart, self._skip = on_restart, on_nonfinite == "skip"
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._progress = _Progress()
-        check_finite(self.kept(), step=0)  # now, not only at the end of the first cycle
+        live = kept_by_all(model, self.keep, self.ranks)
+        self.ranks.together(lambda: check_finite(live, step=0))  # now, not only at the end of the first cycle
         self._rates = Rates(optimizer, schedule) if drive_lr else None
         self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
         self._unloaded = self._progress.closed = bool(self._identity["snapshots"])
@@ -107,17 +111,7 @@ class SnapshotEnsembler:
 
     def kept(self) -> dict[str, Tensor]:
         """The live tensors that a snapshot stores, by their names in the model."""
-        if isinstance(self.keep, nn.Module):
-            return tensors(self.keep)
-        found, known = self.keep(), tensors(self.model)
-        if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-            raise ArgumentError(f"keep must return a dict of names and tensors, got {type(found).__name__}")
-        if wrong := [name for name, value in found.items() if name not in known or known[name].shape != value.shape]:
-            raise ArgumentError(
-                "keep must return tensors by their names in the model, with the shapes that they have there, got "
-                f"{wrong[0]!r}: select them from model.named_parameters()"
-            )
-        return dict(found)
+        return kept(self.model, self.keep)
 
     def step(self) -> int | None:
         """Count a step and set the next rate; at a minimum, commit a snapshot first and return its step.
@@ -146,8 +140,11 @@ class SnapshotEnsembler:
             self._on_restart(self)
         return completed if kept else None
 
-    def ensemble(self, **options: Any) -> Ensemble:
-        """The ensemble of the snapshots so far; `options`, such as `last`, are those of `Ensemble`."""
+    def ensemble(self, model: nn.Module | None = None, **options: Any) -> Ensemble:
+        """The ensemble of the snapshots so far; `options`, such as `last`, are those of `Ensemble`.
+
+        `model` is another instance of the architecture to copy. Under FSDP2 it is required and must not be sharded.
+        """
         if self.snapshots.path is None and self.ranks.rank != 0:
             raise ArgumentError(
                 "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has"
@@ -156,8 +153,8 @@ class SnapshotEnsembler:
         if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
             options["combination"] = Combination.last(options.pop("last", len(known))).among(known)
         if isinstance(self.keep, nn.Module):
-            return Ensemble(self.snapshots, self.keep, **options)
-        return Ensemble(self.snapshots, self.model, **{"strict": False, **options})
+            return Ensemble(self.snapshots, model or self.keep, **options)
+        return Ensemble(self.snapshots, model or self.model, **{"strict": False, **options})
 
     def close(self) -> None:
         """Release the folder to other writers; the last snapshot and the end of the process do this too."""
@@ -236,10 +233,10 @@ class SnapshotEnsembler:
         store.rewind(state["completed"])
 
     def _commit(self, step: int) -> bool:
+        live = kept_by_all(self.model, self.keep, self.ranks)
+        commit = partial(self.snapshots.commit, step, live, partial=not isinstance(self.keep, nn.Module))
         try:
-            self._on_rank_0(
-                lambda: self.snapshots.commit(step, self.kept(), partial=not isinstance(self.keep, nn.Module))
-            )
+            self._on_rank_0(commit, others=lambda: commit(write=False))
         except NonFiniteError as error:
             if not self._skip:
                 raise
@@ -251,14 +248,14 @@ class SnapshotEnsembler:
         if self._rates is not None:
             self._rates.set(self.completed)
 
-    def _on_rank_0(self, action: Callable[[], object]) -> None:
-        """Call `action` on rank 0, and update the identity of the store on all ranks."""
+    def _on_rank_0(self, action: Callable[[], object], others: Callable[[], object] = lambda: None) -> None:
+        """Call `action` on rank 0, `others` on the other ranks, and update the identity of the store on all ranks."""
 
         def identity() -> dict[str, Any]:
             action()
             return self.snapshots.identity
 
-        self._identity: dict[str, Any] = self.ranks.on_first(identity)
+        self._identity: dict[str, Any] = self.ranks.on_first(identity, others)
 
 
 @dataclass
@@ -284,7 +281,7 @@ def _warn_of_early_end(progress: _Progress, schedule: Schedule, store: str) -> N
 
 
 def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:
-    owned = {id(parameter) for parameter in model.parameters()}
+    owned = {id(tensor) for tensor in tensors(model).values()}
     if not any(id(parameter) in owned for group in optimizer.param_groups for parameter in group["params"]):
         raise ArgumentError(
             "optimizer must hold parameters of model, got one that holds none: build it from model.parameters()"

@@ -43,6 +43,10 @@ class MissingPackageError(SnapensError):
     """A required package is not installed; the message says how to install it."""
 
 
+class ProcessError(SnapensError):
+    """A process of a run that several processes train failed or ended, so that the others cannot continue."""
+
+
 class ExportError(SnapensError):
     """An ensemble cannot be exported, or the exported graph predicts something else."""
 

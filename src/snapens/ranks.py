@@ -8,14 +8,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from . import shards
 from .errors import ArgumentError
-from .weights import layers
+from .weights import layers, tensors
 
 
 class Ranks:
     """One process, or those of a process group. Rank 0 uses the store, and all ranks get its result or its error.
 
-    The group is that of the model's DDP wrapper unless another is given, because some frameworks hide the wrapper.
+    The group is that of the model's DDP wrapper or, under FSDP2, of its parameters, unless another is given, because
+    some frameworks hide the wrapper.
     """
 
     def __init__(self, model: nn.Module, group: Any = None) -> None:
@@ -25,7 +27,9 @@ class Ranks:
                 "pass torch.distributed.group.WORLD after init_process_group()"
             )
         wrapped = (w.process_group for w in layers(model) if isinstance(w, DistributedDataParallel))
-        self.group: dist.ProcessGroup | None = group if group is not None else next(wrapped, None)
+        if group is None and (group := next(wrapped, None)) is None:
+            group = shards.process_group([*tensors(model).values()])
+        self.group: dist.ProcessGroup | None = group
         self._model = model
 
     @property
@@ -33,22 +37,28 @@ class Ranks:
         """The rank of this process in the group."""
         return 0 if self.group is None else dist.get_rank(self.group)
 
-    def on_first(self, action: Callable[[], Any]) -> Any:
-        """Call `action` on rank 0, and return its result, or raise its error, on all ranks."""
+    def together(self, action: Callable[[], Any]) -> list[Any]:
+        """Call `action` on every rank and return the results of all ranks; an error on one is raised on all."""
         if self.group is None:
-            return action()
-        outcome: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                outcome[0] = action()
-            except BaseException as error:  # an interrupt too: the other ranks must not wait forever
-                outcome[1] = error
-        nccl = dist.get_backend(self.group) == "nccl"
-        device = next(self._model.parameters()).device if nccl else None
-        dist.broadcast_object_list(outcome, dist.get_global_rank(self.group, 0), self.group, device)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
+            return [action()]
+        result, error = None, None
+        try:
+            result = action()
+        except BaseException as raised:  # an interrupt too: the other ranks must not wait forever
+            error = raised
+        results: list[Any] = [None] * dist.get_world_size(self.group)
+        parameter = next(self._model.parameters())
+        with torch.cuda.device_of(parameter):  # type: ignore[no-untyped-call]  # NCCL uses the current GPU
+            dist.all_gather_object(results, (result, error), self.group)
+        results[self.rank] = result, error  # the error with its traceback
+        for _, error in results:
+            if error is not None:
+                raise error
+        return [result for result, _ in results]
+
+    def on_first(self, action: Callable[[], Any], others: Callable[[], Any] = lambda: None) -> Any:
+        """Call `action` on rank 0, and return its result on all ranks; `others` is what the other ranks call."""
+        return self.together(action if self.rank == 0 else others)[0]
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Copy the tensor of rank 0 to all ranks, in place."""

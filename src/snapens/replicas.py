@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .combination import Member
 from .errors import ArgumentError, MismatchError, shortened
+from .shards import is_sharded
 from .snapshots import Entry, Snapshots
 from .storage.memory import Held
 from .weights import tensors, unwrap
@@ -100,6 +101,11 @@ def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
         raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
     if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
         raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
+    if parts := [name for name, tensor in tensors(model).items() if is_sharded(tensor)]:
+        raise ArgumentError(
+            f"model must not be sharded to be copied for the members, got the shard {parts[0]!r}: "
+            "pass a plain instance, such as ensembler.ensemble(model=Net())"
+        )
     try:
         copy = deepcopy(unwrap(model))
     except Exception as error:

@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from .ensembler import SnapshotEnsembler
 from .errors import ArgumentError, MismatchError
+from .shards import assign, gathered
 from .weights import layers, tensors
 
 
@@ -21,7 +22,7 @@ def reset_momentum(ensembler: SnapshotEnsembler) -> None:
 def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembler], None]:
     """For `on_restart`: begin each cycle with the weights of a new `factory()` and an empty optimizer state.
 
-    This makes the paper's SingleCycle ensemble. Under DDP all ranks use the weights of rank 0. The module
+    This makes the paper's SingleCycle ensemble. Under DDP and FSDP2 all ranks use the weights of rank 0. The module
     passed as `keep` starts from the same weights, and an `AveragedModel` counts from 0 again.
     """
 
@@ -36,15 +37,15 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
                 "keep must have the tensors of the model for fresh_weights to restart it, got others: "
                 "pass the averaged model itself, such as keep=ema.module"
             )
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(fresh[name])
-                ensembler.ranks.broadcast(tensor)
-                if name in copies:
-                    copies[name].copy_(tensor)
-            for layer in layers(ensembler.keep) if isinstance(ensembler.keep, nn.Module) else ():
-                if isinstance(layer, AveragedModel):
-                    layer.n_averaged.zero_()
+        for name, tensor in live.items():
+            whole = fresh[name].detach().to(tensor.device).contiguous()
+            ensembler.ranks.broadcast(whole)
+            assign(tensor, whole)
+            if name in copies:
+                assign(copies[name], whole)
+        for layer in layers(ensembler.keep) if isinstance(ensembler.keep, nn.Module) else ():
+            if isinstance(layer, AveragedModel):
+                layer.n_averaged.zero_()
         reset_momentum(ensembler)
 
     return restart
@@ -55,16 +56,13 @@ def noisy_weights(scale: float, seed: int = 0) -> Callable[[SnapshotEnsembler], 
 
     Normally distributed noise is added to every parameter with two or more dimensions; norms and biases stay as they
     are. Its standard deviation is `scale` times the root mean square of the parameter. It depends on `seed` and on the
-    step only, so a resumed run repeats it. A module passed as `keep` is not changed.
+    step only, so a resumed run repeats it, and all ranks add the same. A module passed as `keep` is not changed.
     """
     if not 0 < scale < math.inf:
         raise ArgumentError(f"scale must be a finite number greater than 0, got {scale!r}")
 
     def restart(ensembler: SnapshotEnsembler) -> None:
-        parameters = list(ensembler.model.parameters())
-        add_noise(parameters, scale, seed, ensembler.completed)
-        for parameter in parameters:
-            ensembler.ranks.broadcast(parameter.detach())
+        add_noise(ensembler.model.parameters(), scale, seed, ensembler.completed)
 
     return restart
 
@@ -76,8 +74,9 @@ def add_noise(parameters: Iterable[Tensor], scale: float, seed: int, step: int) 
     generator = torch.Generator().manual_seed(int(state[0]))
     for parameter in parameters:
         if parameter.dim() > 1:
-            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter += scale * parameter.square().mean().sqrt() * noise
+            whole = gathered(parameter)
+            noise = torch.randn(whole.shape, generator=generator).to(whole)
+            assign(parameter, whole + scale * whole.square().mean().sqrt() * noise)
 
 
 def _shapes(named: dict[str, Tensor]) -> dict[str, torch.Size]:

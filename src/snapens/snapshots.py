@@ -1,7 +1,7 @@
 """Snapshots: the weights and buffers at each minimum, in memory or in a folder."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError, NonFiniteError
+from .shards import gathered, local
 from .storage.folder import Folder
 from .storage.memory import Memory
 from .storage.store import Entry as Entry
@@ -78,23 +79,30 @@ class Snapshots:
         """The name that the snapshot of a step will have if it is committed next; outputs are written first."""
         return self._store.reserve(step)
 
-    def commit(self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False) -> None:
+    def commit(self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False, write: bool = True) -> None:
         """Store a snapshot completely or not at all; if `partial`, it holds only some of a model's tensors.
 
         Tensors are handled one at a time: each is copied to the CPU, checked, compared and stored before the next.
+        If some are sharded (DTensors), all ranks call this with the same tensors, and only one of them with `write`:
+        they gather each tensor together. A writer that fails gathers the remaining tensors before it raises its error.
         """
-        last = self.steps[-1] if self.steps else 0
-        if step <= last:
-            raise ArgumentError(
-                f"step must be greater than {last}, the last committed step, got {step}: call rewind() first"
-            )
         first_names: dict[tuple[object, ...], str] = {}
         firsts = {name: first_names.setdefault(_place(tensor), name) for name, tensor in tensors.items()}
         tied = {name: first for name, first in firsts.items() if first != name}
         specs = {name: Spec(self._stored_dtype(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
         specs = in_file_order(specs)
-        visited = self._visited(step, {name: tensors[name] for name in specs if name not in tied}, last)
-        self._store.append(step, specs, visited, tied, partial)
+
+        def visit(name: str) -> tuple[str, Tensor]:
+            return name, gathered(tensors[name])
+
+        visits = map(visit, [name for name in specs if name not in tied])  # unlike a generator, it survives an error
+        try:
+            if write:
+                checked = self._checked(step, visits, self._last_before(step))
+                self._store.append(step, specs, checked, tied, partial)
+        finally:
+            for _ in visits:  # the other ranks wait for each
+                pass
 
     def rewind(self, step: int) -> None:
         """Go back to `step`: later snapshots are no longer members; the next commit removes their files."""
@@ -103,18 +111,31 @@ class Snapshots:
     def __repr__(self) -> str:
         return f"Snapshots({'' if self.path is None else repr(str(self.path))})"
 
-    def _visited(self, step: int, tensors: Mapping[str, Tensor], last: int) -> Iterator[tuple[str, Tensor | Entry]]:
+    def _last_before(self, step: int) -> int:
+        """The last committed step, 0 if there is none; `step` must be greater."""
+        last = self.steps[-1] if self.steps else 0
+        if step <= last:
+            raise ArgumentError(
+                f"step must be greater than {last}, the last committed step, got {step}: call rewind() first"
+            )
+        return last
+
+    def _checked(
+        self, step: int, visits: Iterable[tuple[str, Tensor]], last: int
+    ) -> Iterator[tuple[str, Tensor | Entry]]:
         """The tensors one at a time: a tensor to store, or the entry of the last snapshot that already holds it."""
         before = self._store.entries(last) if last else {}
         bad = []
-        for name, live in tensors.items():
-            tensor = live.detach().resolve_conj().resolve_neg()
+        for name, live in visits:
+            tensor = live.resolve_conj().resolve_neg()
             # a copy, so that what is checked is what is written even if another thread changes the weights
             tensor = tensor.to("cpu", self._stored_dtype(live), copy=True, memory_format=torch.contiguous_format)
+            del live  # a gathered tensor is not kept while the next is gathered
             if not _finite(tensor):
                 bad.append(name)
             if not bad:  # otherwise only the names of the other bad tensors are needed
                 yield name, before[name] if name in before and before[name].holds(tensor) else tensor
+            del tensor
         _reject_nonfinite(bad, step)
 
     def _stored_dtype(self, tensor: Tensor) -> torch.dtype:
@@ -123,8 +144,8 @@ class Snapshots:
 
 
 def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Reject weights that contain a NaN or an infinity."""
-    _reject_nonfinite([name for name, tensor in tensors.items() if not _finite(tensor)], step)
+    """Reject weights that contain a NaN or an infinity; of sharded tensors, this rank checks its own part."""
+    _reject_nonfinite([name for name, tensor in tensors.items() if not _finite(local(tensor))], step)
 
 
 def _reject_nonfinite(bad: list[str], step: int) -> None:

@@ -50,15 +50,13 @@ def set_tensors(module: nn.Module, values: Mapping[str, Tensor]) -> None:
             tensor.copy_(values[name])
 
 
-def reject_sharded(module: nn.Module) -> None:
-    """Reject a model under FSDP: each rank holds only a part of each tensor, so its snapshot would be incomplete."""
+def reject_fsdp1(module: nn.Module) -> None:
+    """Reject a model under FSDP1, which flattens parameters, so that they cannot be gathered one at a time."""
     fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
-    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    if any(isinstance(child, fsdp) for child in module.modules()) or any(
-        isinstance(p, sharded) for p in module.parameters()
-    ):
+    if any(isinstance(child, fsdp) for child in module.modules()):
         raise ArgumentError(
-            "model must not be sharded, got one under FSDP, which is not supported yet: train it with DDP"
+            "model must not be wrapped by FullyShardedDataParallel (FSDP1), got one that is: "
+            "use torch.distributed.fsdp.fully_shard (FSDP2)"
         )
 
 

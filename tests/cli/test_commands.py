@@ -10,7 +10,7 @@ import pytest
 import snapens
 from snapens.cli import main
 
-COMMANDS = ["demo", "train", "predict", "evaluate", "combine", "distill", "export", "report", "paper", "bench"]
+COMMANDS = ["demo", "train", "sweep", "predict", "evaluate", "combine", "distill", "export", "report", "paper", "bench"]
 PAPER = ["list", "run", "record", "table", "figure"]
 BENCH = ["train", "predict"]
 ALL = [
@@ -53,7 +53,7 @@ def test_the_help_names_every_command_and_the_version_flag(capsys):
         (
             ["xyzzy"],
             "snapens: unknown command 'xyzzy': "
-            "choose from bench, combine, demo, distill, evaluate, export, paper, predict, report, train\n",
+            "choose from bench, combine, demo, distill, evaluate, export, paper, predict, report, sweep, train\n",
         ),
     ],
 )

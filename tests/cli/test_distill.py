@@ -2,14 +2,17 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from snapens.cli import main
+from snapens.cli.distillation import Distill
+from snapens.cli.options import TrainingOptions
 from snapens.combination import Combination
-from snapens.lab.recipe import Distillation, Settings, Teacher
+from snapens.lab.recipe import Distillation, Recipe, Settings, Teacher
 from snapens.lab.records.run import Run
 
 NETWORK = """
@@ -140,3 +143,8 @@ def test_a_distillation_that_breaks_a_rule_is_rejected(folder, capsys, arguments
 def test_a_folder_without_a_run_is_rejected(folder, capsys):
     assert distill(run="nothing") == 2
     assert "run must be a folder that holds recipe.json, got nothing: check the path" in capsys.readouterr().err
+
+
+def test_a_student_does_not_inherit_the_number_of_processes_of_its_teacher():
+    command = Distill(Path("run"), epochs=1, training=TrainingOptions())
+    assert command._recipe(Recipe(batchnorm_parts=2), Teacher("run", (1,))).batchnorm_parts == 1

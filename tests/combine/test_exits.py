@@ -10,25 +10,34 @@ from snapens.outputs import Outputs
 from snapens.prediction import Prediction
 
 
-def measured(outputs, combination, threshold):
-    """The mean difference of the errors, and the mean number of members used."""
+def differences(outputs, combination, threshold):
+    """Of each example: early exit is wrong (1) or right (-1) where the full combination is not; members used."""
     full = Prediction.of(outputs, combination).wrong.astype(float)
     found = Prediction.of(outputs, Combination(combination.members, combination.weights, exit_threshold=threshold))
-    return (found.wrong - full).mean(), found.used.mean()
+    return found.wrong - full, found.used
+
+
+def measured(outputs, combination, threshold):
+    """The mean difference of the errors, and the mean number of members used."""
+    difference, used = differences(outputs, combination, threshold)
+    return difference.mean(), used.mean()
 
 
 def by_search(outputs, combination, loss):
-    """The lowest accepted confidence of all that the newest k members have, k < all."""
+    """The lowest confidence of the newest k members, k < all, with no more errors and none measurable above it."""
     members, weights = combination.members, combination.weights or (1.0,) * len(combination.members)
     candidates = set()
     for k in range(1, len(members)):
         candidates |= set(Prediction.of(outputs, Combination(members[-k:], weights[-k:])).confidence)
-    accepted = []
-    for threshold in candidates:
-        more_errors, used = measured(outputs, combination, threshold)
-        if more_errors <= loss + 1e-12 and used < len(members):
-            accepted.append(threshold)
-    return min(accepted, default=None)
+    accepted = None
+    for threshold in sorted(candidates, reverse=True):
+        difference, used = differences(outputs, combination, threshold)
+        excess = difference.mean() - loss
+        if excess > np.sqrt((difference**2).sum()) / len(difference) + 1e-12:
+            break
+        if excess <= 1e-12 and used.mean() < len(members):
+            accepted = threshold
+    return accepted
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -121,6 +121,16 @@ def test_the_batchnorm_statistics_of_a_soup_are_averages_over_the_training_batch
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_a_single_snapshot_keeps_its_own_batchnorm_statistics(make_net):
+    snapshots = trained(make_net, 2)
+    own = make_net()
+    own.load_state_dict(snapshots.load(4))
+    x = torch.randn(64, 4)
+    labels = own.eval()(x).argmax(-1)  # so that its own error is 0
+    strange = [(100 + 50 * torch.randn(32, 4), None)]  # statistics of these would change its answers
+    assert Soups(make_net(), snapshots, training=strange, held_out=[(x, labels)]).error(4) == 0
+
+
 def test_a_soup_is_not_changed_by_a_later_one(soups):
     found = soups.greedy(tolerance=0.2)
     soups.uniform(tolerance=1.0)
@@ -168,7 +178,7 @@ class Pair(nn.Module):
         (lambda: of([state(1, 2)]).error(0), MismatchError, "weight has shape (2, 2) instead of (2, 4)"),
         (lambda: of(STATES, model=Pair()).error(0), ArgumentError, "model must return one tensor of scores for a soup"),
         (
-            lambda: of([nn.BatchNorm1d(4).state_dict()], model=nn.BatchNorm1d(4)).error(0),
+            lambda: of([nn.BatchNorm1d(4).state_dict()] * 2, model=nn.BatchNorm1d(4)).error(0, 1),
             ArgumentError,
             "training must have at least one batch, because the model has BatchNorm layers",
         ),

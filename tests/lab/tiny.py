@@ -114,6 +114,12 @@ def head(*, classes, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * SIZE * SIZE, classes))
 
 
+def plain(*, classes, channels, dropout=0.0):
+    """Without BatchNorm, with dropout."""
+    layers = nn.Conv2d(channels, 6, 3, 2), nn.ReLU(), nn.Dropout(dropout), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(6 * 3 * 3, classes))
+
+
 def dense(*, classes, channels, dropout=0.0):
     """Of blocks that a GPU compiles."""
     return densenet(depth=7, growth=4, classes=classes, channels=channels, dropout=dropout)

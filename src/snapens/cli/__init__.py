@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -12,10 +13,11 @@ import tyro
 from tyro.conf import subcommand
 
 from .. import __version__
-from ..errors import ArgumentError, SnapensError
+from ..errors import ArgumentError, ProcessError, SnapensError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
+from . import processes
 from .distillation import Distill
 from .evaluation import Combine, Evaluate
 from .exporting import Export
@@ -23,6 +25,7 @@ from .options import Flag, Place, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
 from .preset import with_flags_of_preset
+from .sweep import Sweep
 from .timing import Bench
 
 
@@ -46,6 +49,7 @@ class Demo:
         jobs = list(zip(demo(self.seed), (single, snapshot), strict=True))
         # one thread: with a network this small, two threads would mostly wait for each other
         status = train(jobs, TrainingOptions(device="cpu", threads=1, resume=True), again="the same command")
+        processes.end_others(status)
         if status == 0:
             tables.demo(Run(single), Run(snapshot))
             show_report([snapshot, single])
@@ -79,6 +83,9 @@ class Train:
     """The run folder. By default a folder in runs/ that is named after the recipe."""
     curves: Flag = False
     """At the end, measure the errors between the last snapshot and each earlier one (the paper's Figure 5)."""
+    local_batchnorm: Flag = False
+    """With several processes, each computes the BatchNorm statistics of its own part of a batch. The number of
+    processes is then part of the recipe."""
 
     def __call__(self) -> int:
         """Train, then print the errors of the snapshots and of their ensembles."""
@@ -87,10 +94,15 @@ class Train:
         from .training import Loader, show_report, train
 
         recipe, load = self.settings.recipe(), Loader(self.training)
+        world = processes.world()
+        if self.local_batchnorm:
+            recipe = replace(recipe, batchnorm_parts=world.count)
         if self.settings.held_out is None:
-            recipe = load.with_held_out(recipe, self.out)
+            found = world.agree(lambda: load.with_held_out(recipe, self.out))
+            recipe = world.first(lambda: found)  # only the first process needs the folder of a run to resume
         out = self.out or Path("runs") / run_name(recipe)
         status = train([(recipe, out)], self.training, load, curves=self.curves)
+        processes.end_others(status)
         if status == 0:
             tables.run(Run(out))
             show_report([out])
@@ -145,6 +157,7 @@ class Snapens:
     command: (
         Annotated[Demo, subcommand("demo")]
         | Annotated[Train, subcommand("train")]
+        | Annotated[Sweep, subcommand("sweep")]
         | Annotated[Predict, subcommand("predict")]
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Combine, subcommand("combine")]
@@ -164,6 +177,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 0, or 1 if a run failed, 2 if the command was rejected, 128 and the number of a signal that ended it.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _status(arguments) if processes.is_first() else _silent(arguments)
+    except ProcessError as error:  # only the process itself knows it
+        sys.stderr.write(f"snapens: {error}\n")
+        return 1
+
+
+def _silent(arguments: Sequence[str]) -> int:
+    """Run one command without printing. The first process reports an error; torchrun must not end it before that."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), suppress(SystemExit):
+        _status(arguments)
+    return 0
+
+
+def _status(arguments: Sequence[str]) -> int:
     if "--version" in arguments[:1]:
         sys.stdout.write(f"snapens {__version__}\n")
         return 0
@@ -171,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = _command(arguments)()
         sys.stdout.flush()
         return status
+    except ProcessError:
+        raise
     except SnapensError as error:
         sys.stderr.write(f"snapens: {error}\n")
         return 2

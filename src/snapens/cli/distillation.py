@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Distillation, Snapshot
+from . import processes
 from .evaluation import Folder, combination_of
 from .options import Place, TrainingOptions, arg
 
@@ -47,11 +48,12 @@ class Distill:
         from .training import import_from_here, show_report, train
 
         run = Run(self.run)
-        teacher = teacher_of(self.run, combination_of(run, self.last))
+        teacher = processes.world().agree(lambda: teacher_of(self.run, combination_of(run, self.last)))
         recipe = self._recipe(run.recipe, teacher)
         out = self.out or Path("runs") / f"distilled-{run_name(recipe)}"
         import_from_here([run.recipe.network.name])
         status = train([(recipe, out)], self.training, teachers=[self.run])
+        processes.end_others(status)
         if status == 0:
             tables.distilled(Run(out), run, teacher.combination)
             show_report([out])
@@ -67,4 +69,5 @@ class Distill:
             optimizer=recipe.optimizer if self.lr is None else replace(recipe.optimizer, lr=self.lr),
             objective=Distillation(teacher, self.share, self.temperature),
             seed=self.seed,
+            batchnorm_parts=1,
         )

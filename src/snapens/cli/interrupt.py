@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 from types import FrameType
-from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
@@ -18,10 +17,12 @@ class Interrupt:
     """Acknowledges the first signal at once; a second one quits at once, and files written before stay as they are.
 
     The first signal raises KeyboardInterrupt, with the signal's number, except inside `finish_step`: there, calling
-    the object returns true from then on, and KeyboardInterrupt is raised at the end.
+    the object returns true from then on, and KeyboardInterrupt is raised at the end. If it is `quiet`, nothing is
+    printed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self.number = 0
         """Of the first signal; 0 before it."""
         self._finishes_step = False
@@ -69,11 +70,11 @@ class Interrupt:
             numbers = (byte for byte in iter(lambda: reader.recv(1), b"") if byte[0] in _SIGNALS)
             if next(numbers, None):
                 when = " after this step" if self._finishes_step else ""
-                _write(f"\nsnapens: stopping{when}; press Ctrl-C again to quit at once\n")
+                self._write(f"\nsnapens: stopping{when}; press Ctrl-C again to quit at once\n")
             if second := next(numbers, None):
-                _write((_SHOW_CURSOR if sys.stderr.isatty() else "") + "snapens: quit\n")
+                self._write((_SHOW_CURSOR if sys.stderr.isatty() else "") + "snapens: quit\n")
                 os._exit(128 + second[0])
 
-
-def _write(text: str) -> Any:
-    return os.write(2, text.encode())  # not sys.stderr: the interrupted thread may be inside of it
+    def _write(self, text: str) -> None:
+        if not self._quiet:
+            os.write(2, text.encode())  # not sys.stderr: the interrupted thread may be inside of it

@@ -33,3 +33,14 @@ class TrainingOptions:
     """Continue runs that were interrupted."""
     tensorboard: Flag = False
     """Also write TensorBoard event files into the run folders."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Where several runs are trained, and how many at a time."""
+
+    pack: Annotated[int | None, arg("INT")] = None
+    """The number of runs that share a device, at most. By default 8 on a GPU, and 1 on a CPU."""
+    ray: Annotated[tuple[str, ...] | None, arg("[ADDRESS]")] = None
+    """Train with Ray, one pack per GPU, or per --threads CPU cores: on the cluster at HOST:PORT (auto: the running
+    one), or without an address on this machine only."""

@@ -3,17 +3,18 @@
 import re
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, subcommand
 
-from ..errors import ArgumentError, StoreError
+from ..errors import ArgumentError
 from ..lab.paper import cells as paper
 from ..lab.recipe.value import unknown
-from .options import Flag, Place, Runs, TrainingOptions, arg
+from . import processes
+from .options import Flag, Place, PlanOptions, Runs, TrainingOptions, arg
 
 if TYPE_CHECKING:
     from ..lab.paper.ledger import Entries
@@ -45,11 +46,12 @@ class PaperList:
 
 @dataclass(frozen=True)
 class PaperRun:
-    """Train the runs of some cells together; on a GPU, they share the device."""
+    """Train the runs of some cells; on a GPU, several runs share the device."""
 
     cells: Annotated[tuple[str, ...], Positional, arg("CELL [CELL ...]", "(required)")]
     """Names of cells. `snapens paper list` shows them."""
     training: TrainingOptions
+    plan: PlanOptions
     out: Path = Path("runs/paper")
     """The folder for the run folders."""
     seed: int = 0
@@ -59,19 +61,15 @@ class PaperRun:
 
     def __call__(self) -> int:
         """Train the runs, then print the cells."""
-        from ..lab.records.run import Run
         from . import tables
-        from .training import train
+        from .plan import train_plan
 
         if not self.cells:
             raise ArgumentError("cells must name at least one cell, got none: `snapens paper list` shows them")
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
-        begun = [path for _, path in jobs if Run(path).exists and not Run(path).finished]
-        if begun and not self.training.resume:
-            raise StoreError(f"run must be finished or not begun, got {begun[0]}: use another --out, or --resume")
-        # finished runs are shown, not repeated
-        status = train(jobs, replace(self.training, resume=True), curves=not self.no_curves)
+        status = train_plan(jobs, self.training, self.plan, curves=not self.no_curves)
+        processes.end_others(status)
         tables.cells(cells, self._measured)
         return status
 

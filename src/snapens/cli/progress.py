@@ -4,23 +4,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..extras import package
 
 if TYPE_CHECKING:
     from ..lab.engine.training import Training
+    from ..lab.records.followed import Followed
 
+    Shown = Training | Followed
+
+_LONGEST_LABEL = 28
 _BAR_SECONDS, _FIRST_LINE_SECONDS, _LINE_SECONDS = 0.2, 2.0, 15.0
 
 
 @contextmanager
-def display(
-    trainings: Sequence["Training"], tensorboard: "TensorBoard | None"
-) -> Iterator[Callable[["Training"], object]]:
+def display(trainings: Sequence["Shown"], tensorboard: "TensorBoard | None") -> Iterator[Callable[["Shown"], object]]:
     """Show a pack while it trains; the result is called with a run that has advanced."""
     shown = Bars(trainings) if sys.stderr.isatty() else Lines(trainings)
     parts = [shown, tensorboard] if tensorboard else [shown]
@@ -32,11 +36,16 @@ def display(
 
 
 class Bars:
-    """One bar per run: epoch, learning rate, loss, images per second, time left."""
+    """One bar per run: epoch, learning rate, loss, images per second, time left.
 
-    def __init__(self, trainings: Sequence["Training"]) -> None:
+    A run without a known number of steps has not started and has no bar. If there are more runs than lines on the
+    terminal, the bars of those that have ended are hidden.
+    """
+
+    def __init__(self, trainings: Sequence["Shown"]) -> None:
+        labels = _labels([run.run.path.name for run in trainings])
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=max(map(len, labels)))),
             BarColumn(bar_width=24),
             TextColumn("epoch {task.fields[epoch]}"),
             TextColumn("lr {task.fields[lr]}"),
@@ -47,19 +56,26 @@ class Bars:
         )
         self._tasks = {
             id(run): self._progress.add_task(
-                run.run.path.name, total=run.total_steps, completed=run.completed, **_fields(run)
+                label,
+                total=run.total_steps,
+                completed=run.completed,
+                visible=run.total_steps > 0,
+                **_fields(run),
             )
-            for run in trainings
+            for run, label in zip(trainings, labels, strict=True)
         }
         self._shown: dict[int, float] = {}
+        self._crowded = len(trainings) > self._progress.console.height
         self._progress.start()
 
-    def __call__(self, training: "Training") -> None:
+    def __call__(self, training: "Shown") -> None:
         """Move the run's bar, a few times per second."""
-        now, key = time.monotonic(), id(training)
-        if now - self._shown.get(key, 0.0) > _BAR_SECONDS or training.finished or training.failure:
+        now, key, ended = time.monotonic(), id(training), training.finished or bool(training.failure)
+        if now - self._shown.get(key, 0.0) > _BAR_SECONDS or ended:
             self._shown[key] = now
-            self._progress.update(self._tasks[key], completed=training.completed, **_fields(training))
+            visible = training.total_steps > 0 and not (ended and self._crowded)
+            steps, total = training.completed, training.total_steps
+            self._progress.update(self._tasks[key], total=total, completed=steps, visible=visible, **_fields(training))
 
     def close(self) -> None:
         """Leave the bars as they are."""
@@ -69,10 +85,10 @@ class Bars:
 class Lines:
     """A line per run now and then, for log files: the first one after the first steps, the last one at the end."""
 
-    def __init__(self, trainings: Sequence["Training"]) -> None:
+    def __init__(self, trainings: Sequence["Shown"]) -> None:
         self._due = dict.fromkeys(map(id, trainings), time.monotonic() + _FIRST_LINE_SECONDS)
 
-    def __call__(self, training: "Training") -> None:
+    def __call__(self, training: "Shown") -> None:
         """Write a line if one is due, or the run has ended."""
         now, key = time.monotonic(), id(training)
         if now < self._due[key] and not (training.finished or training.failure):
@@ -98,7 +114,7 @@ class TensorBoard:
         self._writers: dict[int, Any] = {}
         self._written: dict[int, int] = {}
 
-    def __call__(self, training: "Training") -> None:
+    def __call__(self, training: "Shown") -> None:
         """Write the lines that are new in the run's log."""
         key = id(training)
         if fresh := training.log.lines - self._written.get(key, 0):
@@ -173,7 +189,7 @@ class Counting:
             self._bar.stop()
 
 
-def _fields(training: "Training") -> dict[str, Any]:
+def _fields(training: "Shown") -> dict[str, Any]:
     """What a bar or a line shows; before the first step, speed and time left are those of the rehearsed step."""
     steps, left = training.total_steps - training.completed, training.seconds_left
     speed = training.log.images_per_second
@@ -188,6 +204,20 @@ def _fields(training: "Training") -> dict[str, Any]:
         "speed": "–" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",
         "left": "–" if left is None else _clock(left),
     }
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """The names without the words that all begin with; the end of a long name is kept, which has the seed.
+
+    Examples:
+        >>> _labels(["small-glyphs-single-seed0", "small-glyphs-snapshot-seed0"])
+        ['single-seed0', 'snapshot-seed0']
+    """
+    words = [name.split("-") for name in names]
+    same = takewhile(lambda column: len(set(column)) == 1, zip(*(name[:-1] for name in words), strict=False))
+    begin = len(list(same)) if len(names) > 1 else 0
+    rest = ["-".join(name[begin:]) for name in words]
+    return [name if len(name) <= _LONGEST_LABEL else f"…{name[1 - _LONGEST_LABEL :]}" for name in rest]
 
 
 def _clock(seconds: float) -> str:

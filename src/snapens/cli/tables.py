@@ -1,6 +1,7 @@
 """Results on the terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -54,6 +55,21 @@ def distilled(student: "Run", teacher: "Run", combination: "Combination") -> Non
         f"and {_points(last - error)} than the last snapshot's.",
         highlight=False,
     )
+
+
+def sweep(groups: Mapping[str, Sequence["Run"]]) -> None:
+    """The test errors of the finished runs of a sweep, by their settings: means over the seeds, and K × M."""
+    from ..lab.paper.entry import joint_error
+
+    names = ("settings", "runs", "last snapshot, %", "ensemble of a run, %", "ensemble of all runs, %")
+    table = Table(*(Column(name, overflow="fold") for name in names), title="test error, mean over the runs")
+    for name, runs in groups.items():
+        outputs = [run.outputs() for run in runs]
+        last = fmean(100 * found.member_errors[-1] for found in outputs)
+        ensemble = fmean(100 * found.ensemble_errors[-1] for found in outputs)
+        together = f"{100 * joint_error(runs):.2f}" if len(runs) > 1 else "–"
+        table.add_row(name, str(len(runs)), f"{last:.2f}", f"{ensemble:.2f}", together)
+    Console().print(table)
 
 
 def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[float]]) -> None:

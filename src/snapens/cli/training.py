@@ -1,14 +1,16 @@
 """Training from the command line: messages, progress, Ctrl-C."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, SnapensError
+from ..errors import ArgumentError, ProcessError, SnapensError
 from ..lab.recipe.recipe import Recipe
+from . import processes
 from .interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -25,16 +27,24 @@ Jobs = Sequence[tuple[Recipe, Path]]
 
 
 class Loader:
-    """Reads data sets, each once."""
+    """Reads data sets, each once; with `keep`, they stay in memory for further packs."""
 
-    def __init__(self, options: "TrainingOptions") -> None:
-        self._options = options
+    def __init__(self, options: "TrainingOptions", *, keep: bool = False) -> None:
+        self._options, self._keep = options, keep
         self._unused: dict[str, Data] = {}
 
     def __call__(self, recipe: Recipe) -> "Data":
         """The data set of a recipe."""
         name = recipe.dataset.name
-        return self._unused.pop(name) if name in self._unused else self._read(name)
+        data = self._unused.pop(name) if name in self._unused else self._read(name)
+        if self._keep:
+            self._unused[name] = data
+        return data
+
+    def read(self, recipes: Iterable[Recipe]) -> None:
+        """Read the data sets now; later calls return them."""
+        for name in {recipe.dataset.name for recipe in recipes}:
+            self._unused[name] = self._read(name)
 
     def with_held_out(self, recipe: Recipe, out: Path | None) -> Recipe:
         """The recipe with a tenth of a user's own training examples held out, or as many as in the run to resume."""
@@ -48,7 +58,7 @@ class Loader:
         if out is not None and self._options.resume and Run(out).exists:
             return _holding_out(Run(out).recipe.dataset.held_out, recipe)
         self._check(recipe, out)
-        data = self._unused[name] = self._read(name)
+        data = self._unused[name] = self(recipe)
         count, examples = tenth(data.train.labels, seed), len(data.train)
         purpose = "so that a combination can be chosen on them"
         if data.held_out is not None:
@@ -70,7 +80,7 @@ class Loader:
         import_from_here([recipe.network.name])
         nets.require(**vars(recipe.network))
         if out is not None:
-            _require_outside_images([(recipe, out)], data_root(self._options.data))
+            require_outside_images([(recipe, out)], data_root(self._options.data))
             Run(out).admit(recipe, self._options.resume)
 
     def _read(self, name: str) -> "Data":
@@ -98,12 +108,15 @@ def train(
     `teachers` are the folders of the runs that recipes imitate. `again` is the command that continues after an
     interruption.
     """
-    with Interrupt() as interrupt:
+    with Interrupt(quiet=not processes.is_first()) as interrupt:
         try:
-            return _train(jobs, options, load or Loader(options), curves, teachers, interrupt)
+            status = _train(jobs, options, load or Loader(options), curves, teachers, interrupt)
         except KeyboardInterrupt:
             _say(f"snapens: interrupted; {again} continues")
-            return 128 + interrupt.number
+            status = 128 + interrupt.number
+        except ProcessError as error:
+            raise ProcessError(f"{error}; {again} continues") from error
+    return status
 
 
 def _train(
@@ -119,33 +132,39 @@ def _train(
     from ..lab.engine import pack
     from .progress import TensorBoard, display
 
-    device = pack.chosen_device(options.device)
-    _require_outside_images(jobs, data_root(options.data))
+    world = processes.world()
+    device = world.agree(lambda: pack.chosen_device(options.device))
+    require_outside_images(jobs, data_root(options.data))
     if options.threads is not None:
         if options.threads < 1:
             raise ArgumentError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     import_from_here(recipe.network.name for recipe, _ in jobs)
-    tensorboard = TensorBoard() if options.tensorboard else None
-    left = pack.unfinished(jobs, curves=curves) if options.resume else jobs
+    tensorboard = world.agree(lambda: TensorBoard() if options.tensorboard and world.is_first else None)
+    left = world.first(lambda: pack.unfinished(jobs, curves=curves)) if options.resume else jobs
     for job in jobs:
         if job not in left:
             _say(f"{job[1]} is finished already")
     if not left:
         return 0
+    if options.download and world.count > 1:  # one process per machine downloads, then the others read
+        world.agree(lambda: load.read(recipe for recipe, _ in left) if world.local_rank == 0 else None)
     trainings = pack.prepare(
         left,
         load,
         device,
         resume=options.resume,
         teachers=teachers,
-        checked=lambda: _announce(len(left), device.type),
+        checked=lambda: _announce(len(left), device.type, world.count),
+        world=world,
     )
     _warn_of_hours(trainings)
     try:
         with interrupt.finish_step(), display(trainings, tensorboard) as watch:
             pack.train(trainings, watch, interrupt)
-        if curves:
+            if not all(training.finished or training.failure for training in trainings):
+                interrupt.number = interrupt.number or signal.SIGTERM  # only another process received the signal
+        if curves and world.is_first:
             _say("measuring the errors between the snapshots")
             pack.measure_between(trainings)
     finally:
@@ -185,7 +204,7 @@ def import_from_here(networks: Iterable[str]) -> None:
         sys.path.append(here)
 
 
-def _require_outside_images(jobs: Jobs, root: Path | None) -> None:
+def require_outside_images(jobs: Jobs, root: Path | None) -> None:
     """Reject run folders in a folder of images: their sub-folders would be read as classes."""
     for recipe, path in jobs:
         if root is not None and recipe.dataset.name in _IMAGE_FOLDERS:
@@ -200,10 +219,11 @@ def _holding_out(count: int, recipe: Recipe) -> Recipe:
     return replace(recipe, dataset=replace(recipe.dataset, held_out=count))
 
 
-def _announce(runs: int, device: str) -> None:
+def _announce(runs: int, device: str, processes: int) -> None:
     several = runs > 1
     slow = f"compiling the network{'s' * several}" if device == "cuda" else f"a trial step{' each' * several}"
-    _say(f"preparing {runs} run{'s' * several}: {slow}")
+    together = f" with {processes} processes" if processes > 1 else ""
+    _say(f"preparing {runs} run{'s' * several}{together}: {slow}")
 
 
 def _warn_of_hours(trainings: Sequence["Training"]) -> None:

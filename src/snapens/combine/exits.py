@@ -16,8 +16,10 @@ _EQUAL = 1e-12  # the largest difference of confidences that differ only by roun
 def exit_threshold(outputs: Outputs, combination: Combination | None = None, loss: float = 0.0) -> float | None:
     """The lowest threshold at which early exit raises the error (a fraction) by at most `loss`.
 
-    Early exit is compared with the full combination on the same examples. The difference does not fall steadily with
-    the threshold, so every observed confidence is tried. Returns None if no accepted threshold saves work.
+    Early exit is compared with the full combination on the same examples, for every observed confidence. The difference
+    does not fall steadily with the threshold: by chance it may be small again after it was large. So a threshold is
+    accepted only if no higher one raises the error by more than `loss` plus one paired standard error. Returns None
+    if no accepted threshold saves work.
 
     Examples:
         >>> p = [[[0.3, 0.7], [0.9, 0.1], [0.9, 0.1]], [[0.6, 0.4], [0.8, 0.2], [0.9, 0.1]]]
@@ -32,10 +34,12 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     members, examples = answers.wrong.shape
     if members == 1:
         return None
-    confidence, saved, more_errors = _as_the_threshold_falls(answers)
+    confidence, saved, more_errors, changed = _as_the_threshold_falls(answers)
     below = np.append(confidence[1:], confidence[-1])
-    accepted = (more_errors <= loss * examples + 1e-9) & (saved > 0)
-    accepted[:-1] &= confidence[:-1] - below[:-1] > _EQUAL  # examples of equal confidence exit together
+    possible = np.append(confidence[:-1] - below[:-1] > _EQUAL, True)  # examples of equal confidence exit together
+    excess = more_errors - loss * examples - 1e-9
+    measurable = np.maximum.accumulate(possible & (excess > np.sqrt(changed)))  # here or at a higher threshold
+    accepted = possible & (excess <= 0) & ~measurable & (saved > 0)
     if not accepted.any():
         return None
     lowest = int(np.flatnonzero(accepted)[-1])
@@ -43,10 +47,12 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     return min(float(middle), float(np.nextafter(1, 0)))
 
 
-def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:
-    """All confidences, highest first; for a threshold at each, the members saved and the additional errors.
+def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole, Whole]:
+    """All confidences, highest first; for a threshold at each: members saved, additional errors, changed answers.
 
-    The confidence of the newest k members moves the exit of an example to k unless a smaller k was more confident.
+    An answer is changed if only one of early exit and the full combination is right; the square root of their number
+    is the standard error of the additional errors. The confidence of the newest k members moves the exit of an example
+    to k unless a smaller k was more confident.
     """
     members, examples = answers.wrong.shape
     order = np.argsort(-answers.confidence[:-1], axis=0, kind="stable")  # of equal confidences, the smaller k first
@@ -62,4 +68,4 @@ def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:
     def moved(values: Whole) -> Whole:
         return running(np.take_along_axis(values, after, axis=0) - np.take_along_axis(values, before, axis=0))
 
-    return confidence[falling], running(before - after), moved(difference)
+    return confidence[falling], running(before - after), moved(difference), moved(np.abs(difference))

@@ -41,9 +41,9 @@ class Soups:
 
     `model` is any instance of the architecture; it is copied and never changed. `snapshots` are state dicts, named by
     their positions, or `Snapshots`, named by their steps. BatchNorm statistics of an average are estimated on the
-    batches in `training` (some dozens are enough); other models do not need them. Errors are measured on the batches
-    in `held_out`: training data that was not trained on, never the test set. `inputs` and `targets` select inputs and
-    labels from a batch.
+    batches in `training` (some dozens, augmented as in training); other models do not need them. Errors are measured on
+    the batches in `held_out`: training data that was not trained on, never the test set. `inputs` and `targets` select
+    inputs and labels from a batch.
 
     Examples:
         >>> states = [{"weight": torch.tensor([[1.0, 0.0], [0.0, w]]), "bias": torch.zeros(2)} for w in (0.2, 1.0)]
@@ -78,7 +78,7 @@ class Soups:
         self._errors: dict[tuple[int, ...], float] = {}
 
     def error(self, *members: int) -> float:
-        """The held-out error of the average of some snapshots, with BatchNorm statistics re-estimated."""
+        """The held-out error of a snapshot, or of the average of several with BatchNorm statistics re-estimated."""
         key = tuple(sorted(members))
         if key not in self._errors:
             self._set(key)
@@ -123,11 +123,11 @@ class Soups:
         return Soup(deepcopy(self._model), members, error, barriers)
 
     def _set(self, members: tuple[int, ...]) -> None:
-        """Give the model the average of some snapshots, and estimate its BatchNorm statistics."""
+        """Give the model a snapshot with its own statistics, or an average of several with estimated statistics."""
         state = average(self._load(member) for member in members)
         _check_fit(state, tensors(self._model))
         set_tensors(self._model, state)
-        if norms(self._model):
+        if len(members) > 1 and norms(self._model):
             with estimated_statistics(self._model):
                 batches = sum(1 for batch in self._training if self._output(batch) is not None)
             if not batches:

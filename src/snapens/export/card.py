@@ -1,7 +1,7 @@
 """The model card: a Markdown file beside an exported ensemble that describes it and how to run it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..storage import durable
 from .graph import Graph
 
 ONNX, PROGRAM = "ONNX graph", "torch.export program"
+LICENCE = ("## Licence", "Not stated. Add the licence of the model and of its training data here.")
 _PARTS = {"test": "test set", "held_out": "held-out examples"}
 
 
@@ -45,15 +46,14 @@ def write(
     """Write the card of an exported file, which may need `more` files, and return its path."""
     sections = (
         [f"# {path.stem}", f"A Snapshot Ensemble as one {kind}: `{path.name}`."],
-        ["## Model", *_model(graph, combination, about)],
-        ["## Quality", *_quality(graph, combination, about.outputs)],
+        ["## Model", model(combination, about, graph.output), *_exit(combination)],
+        ["## Quality", *quality(combination, about.outputs, graph.prefixes)],
         ["## Inputs and outputs", *_ports(graph, about)],
         ["## How to run it", _code(path, graph, kind)],
         ["## Files", _files([path, *more], kind)],
-        ["## Licence", "Not stated. Add the licence of the model and of its training data here."],
+        LICENCE,
     )
-    text = "\n\n".join(paragraph for section in sections for paragraph in section)
-    return durable.write(card_path(path), f"{text}\n".encode())
+    return durable.write(card_path(path), text(sections))
 
 
 def card_path(path: Path) -> Path:
@@ -61,13 +61,19 @@ def card_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.md")
 
 
-def _model(graph: Graph, combination: Combination, about: About) -> Iterator[str]:
+def text(sections: Iterable[Iterable[str]]) -> bytes:
+    """The content of a card: sections of paragraphs."""
+    return ("\n\n".join(paragraph for section in sections for paragraph in section) + "\n").encode()
+
+
+def model(combination: Combination, about: About, output: str) -> str:
+    """The list that describes the members; `output` is the kind of the prediction."""
     members = zip(combination.members, combination.weights or combination.shares, strict=True)
     snapshots = _count(len(combination.members), "snapshot")
     runs = _count(len({run for run, _ in combination.members}), "training run")
     tempered = f", then the temperature {combination.temperature:g}" if combination.temperature != 1 else ""
-    what = "outputs" if graph.output == "mean" else "probabilities"
-    tempered += ", then the logarithm" if graph.output == "log_probabilities" else ""
+    what = "outputs" if output == "mean" else "probabilities"
+    tempered += ", then the logarithm" if output == "log_probabilities" else ""
     lines = [
         f"Network: {about.network or 'not stated'}",
         f"Training data: {about.data or 'not stated'}",
@@ -76,7 +82,10 @@ def _model(graph: Graph, combination: Combination, about: About) -> Iterator[str
         f"Step × weight of each member, oldest first: {', '.join(f'{step} × {w:g}' for (_, step), w in members)}",
         f"Prediction: the weighted mean of the members' {what}{tempered}",
     ]
-    yield "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _exit(combination: Combination) -> Iterator[str]:
     if combination.exit_threshold is not None:
         yield (
             f"The combination also has the exit threshold {combination.exit_threshold:g}. This file does not use "
@@ -85,12 +94,13 @@ def _model(graph: Graph, combination: Combination, about: About) -> Iterator[str
         )
 
 
-def _quality(graph: Graph, combination: Combination, outputs: Sequence[Outputs]) -> Iterator[str]:
+def quality(combination: Combination, outputs: Sequence[Outputs], prefixes: bool = False) -> Iterator[str]:
+    """The paragraphs about the quality of all members, or also of the newest 1, 2, … (`prefixes`)."""
     outputs = [one for one in outputs if set(combination.members) <= set(one.members)]
     complete, rows = replace(combination, exit_threshold=None), []
     for one in outputs:
         part = _PARTS.get(one.part or "", f"part {one.part!r}" if one.part else "examples of unknown origin")
-        for m in range(1 if graph.prefixes else len(combination.members), len(combination.members) + 1):
+        for m in range(1 if prefixes else len(combination.members), len(combination.members) + 1):
             newest = replace(complete, members=complete.members[-m:], weights=complete.weights[-m:])
             score, n = Prediction.of(one, newest).score, len(one.labels)
             rows.append(f"| {part} | {n:,} | {m} | {100 * score.error:.2f} % | {score.nll:.4f} | {score.ece:.4f} |")

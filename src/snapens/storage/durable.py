@@ -268,7 +268,7 @@ class WriterLock:
             owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
             raise LockedError(
                 f"{self._rule} process {owner}: wait until it ends or choose another folder; "
-                "under DDP pass the wrapped model"
+                "under DDP pass the wrapped model, or process_group=torch.distributed.group.WORLD"
             ) from error
 
     def _open(self) -> int:

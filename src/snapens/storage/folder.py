@@ -174,6 +174,7 @@ def _items(
         if isinstance(item, Tensor):
             stored[name] = file, name
             yield name, item
+            del item  # it is not kept in memory while the next tensor is prepared
         else:
             stored[name] = places[name]
             yield name, places[name]

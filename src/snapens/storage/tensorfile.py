@@ -139,6 +139,7 @@ def stream(
                 header[name] = _described(name, specs[name], offset, end)
                 file.write(_raw(item))
                 offset = end
+                del item
             else:
                 elsewhere[name] = item
         if elsewhere:

@@ -143,7 +143,7 @@ def test_a_captured_step_goes_on_from_a_loaded_state_and_from_a_restart():
 ENTRIES = {
     "adamw": {"optimizer": "adamw", "lr": 0.01, "decays": "weights"},
     "trivialaugment": {"transforms": ("mirror", "trivialaugment", "cutout=4")},
-    "mixing": {"transforms": ("mirror", "lighting", "mixup=0.4,0.5", "cutmix=1,0.5")},
+    "mixing": {"transforms": ("mirror", "lighting", "mixup=0.4:0.5", "cutmix=1:0.5")},
     "average": {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4", "lighting")},
 }
 

@@ -203,7 +203,7 @@ def test_noise_is_added_to_the_trained_weights_at_a_restart_and_not_to_their_ave
         {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4"), "dropout": 0.2},
         {"transforms": ("mirror", "trivialaugment", "cutout=4", "mixup")},
         {"ema": 0.9, "ema_at_restart": "reset", "restart_noise": 0.1, "first_cycle": 2},
-        {"transforms": ("lighting", "cutmix=1.0,0.5"), "label_smoothing": 0.1},
+        {"transforms": ("lighting", "cutmix=1.0:0.5"), "label_smoothing": 0.1},
     ],
 )
 def test_a_run_with_every_new_entry_resumes_bit_for_bit(tmp_path, changes):

@@ -74,7 +74,7 @@ def some_settings(rng):
                 (),
                 ("mirror", "cutout=8"),
                 ("jitter=0.3", "lighting"),
-                ("trivialaugment", "mixup=0.2,0.5", "cutmix"),
+                ("trivialaugment", "mixup=0.2:0.5", "cutmix"),
             ]
         ),
         ema=rng.choice([None, 0.99]),
@@ -133,6 +133,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "objective.kind": "cross_entropy",
         "objective.label_smoothing": 0.0,
         "seed": 0,
+        "batchnorm_parts": 1,
     }
     teacher = Teacher("a", (4,))
     entries = (
@@ -330,11 +331,11 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ),
         ({"transforms": ("mirror=1",)}, "transform must be mirror without a setting, got 'mirror=1'"),
         ({"transforms": ("cutout=x",)}, "transform must be cutout or cutout=SIZE, got 'cutout=x'"),
-        ({"transforms": ("cutout=8,8",)}, "transform must be cutout or cutout=SIZE, got 'cutout=8,8'"),
-        ({"transforms": ("mixup=",)}, "transform must be mixup or mixup=ALPHA,PROBABILITY, got 'mixup='"),
+        ({"transforms": ("cutout=8:8",)}, "transform must be cutout or cutout=SIZE, got 'cutout=8:8'"),
+        ({"transforms": ("mixup=",)}, "transform must be mixup or mixup=ALPHA:PROBABILITY, got 'mixup='"),
         ({"transforms": ("mixup=0",)}, "alpha must be more than 0 and at most 100, got 0.0"),
         ({"transforms": ("cutmix=101",)}, "alpha must be more than 0 and at most 100, got 101.0"),
-        ({"transforms": ("cutmix=1,0.0",)}, "probability must be more than 0 and at most 1, got 0.0"),
+        ({"transforms": ("cutmix=1:0.0",)}, "probability must be more than 0 and at most 1, got 0.0"),
         ({"transforms": ("cutout=0",)}, "size must be between 1 and 65536 pixels, got 0"),
         ({"transforms": ("jitter=2.0",)}, "strength must be more than 0 and at most 1, got 2.0"),
         ({"transforms": ("lighting=0.0",)}, "strength must be more than 0 and at most 1, got 0.0"),
@@ -454,7 +455,7 @@ def test_a_transform_on_the_command_line_is_its_name_and_its_setting():
             "lighting",
             "trivialaugment",
             "mixup=0.4",
-            "cutmix=1,0.5",
+            "cutmix=1:0.5",
         )
     ] == [
         Mirror(),
@@ -498,3 +499,10 @@ def test_the_help_names_every_network_and_data_set():
 
 def test_a_seed_can_be_replaced():
     assert replace(Recipe(), seed=3).seed == 3
+
+
+def test_batchnorm_has_at_least_one_part_and_by_default_the_whole_batch():
+    assert Recipe(batchnorm_parts=2).identity == '{"batchnorm_parts":2}'
+    assert Recipe(batchnorm_parts=2).differences(Recipe()) == ["batchnorm_parts: 2, 1"]
+    with pytest.raises(ArgumentError, match="batchnorm_parts must be at least 1, got 0"):
+        Recipe(batchnorm_parts=0)

@@ -22,16 +22,19 @@ class Feed:
     """The training batches of one run, one per step.
 
     `prepare` is called on the host before a step; `read` is part of the step itself and uses only
-    the buffers.
+    the buffers. `part` are the rows of each batch that are read; by default all.
     """
 
-    def __init__(self, placed: Placed, transforms: Sequence[Transform], seed: int, batch: int) -> None:
+    def __init__(
+        self, placed: Placed, transforms: Sequence[Transform], seed: int, batch: int, part: slice | None = None
+    ) -> None:
         examples = len(placed.data.train)
         self._placed, self._transforms = placed, tuple(transforms)
         self._recolours = any(transform.recolours for transform in self._transforms)
         columns = placed.crop.columns + sum(transform.columns for transform in self._transforms)
-        self._order = Order(seed, examples, batch, columns)
+        self._order, self._part = Order(seed, examples, batch, columns), part or slice(batch)
         self._steps = min(-(-examples // batch), _MOST_ROWS) if placed.resident else 1
+        batch = self._part.stop - (self._part.start or 0)
         device = placed.device
         self._indices = torch.zeros(self._steps, batch, dtype=torch.int64, device=device)
         self._draws = torch.zeros(self._steps, batch, columns, device=device)
@@ -48,7 +51,7 @@ class Feed:
         if step in self._range:
             return
         if self._placed.resident:
-            indices, draws = self._order.rows(step, self._steps)
+            indices, draws = self._rows_of(step, self._steps)
         else:
             rows, indices, draws = self._streamed(step)  # labels instead of indices
             self._fill(self._rows, rows)
@@ -86,8 +89,12 @@ class Feed:
 
     def _streamed(self, step: int) -> _Read:
         if self._batches is None or step != self._range.stop:  # at the start, and after resuming
-            self._batches = read_ahead(self._host_batch, (self._order.rows(later, 1) for later in count(step)))
+            self._batches = read_ahead(self._host_batch, (self._rows_of(later, 1) for later in count(step)))
         return next(self._batches)
+
+    def _rows_of(self, step: int, steps: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        indices, draws = self._order.rows(step, steps)
+        return indices[:, self._part], draws[:, self._part]
 
     def _host_batch(self, row: tuple[NDArray[np.int64], NDArray[np.float32]]) -> _Read:
         indices, draws = row

@@ -18,13 +18,24 @@ _LEAST_SECONDS = 1.0  # of a measured speed: shorter times are inaccurate
 
 
 class TrainingLog:
-    """Reads the losses of a run, without waiting for the device, and writes them to the run's log."""
+    """Reads the losses of a run, without waiting for the device, and writes them to the run's log.
+
+    Of several processes, only one `writes`.
+    """
 
     def __init__(
-        self, run: Run, recipe: Recipe, schedule: Schedule, examples: int, losses: Tensor, stream: Any
+        self,
+        run: Run,
+        recipe: Recipe,
+        schedule: Schedule,
+        examples: int,
+        losses: Tensor,
+        stream: Any,
+        *,
+        writes: bool = True,
     ) -> None:
         self._run, self._recipe, self._schedule, self._examples = run, recipe, schedule, examples
-        self._losses, self._stream = losses, stream
+        self._losses, self._stream, self._writes = losses, stream, writes
         self.steps = min(-(-examples // recipe.budget.batch), _MOST_STEPS)
         """The number of steps between two lines."""
         self.loss: float | None = None
@@ -80,8 +91,9 @@ class TrainingLog:
 
     def note(self, event: str, **values: Any) -> None:
         """Add a line."""
-        self._run.note(event, **values)
-        self.lines += 1
+        if self._writes:
+            self._run.note(event, **values)
+            self.lines += 1
 
     def restart_clock(self) -> None:
         """Exclude the time since the last line, such as that of an evaluation, from the measured speed."""

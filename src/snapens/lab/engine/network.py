@@ -11,9 +11,9 @@ from torch import nn
 from .. import nets
 
 
-def accelerated(network: nn.Module, name: str) -> nn.Module:
+def accelerated(network: nn.Module, name: str, *, kernels: bool = True) -> nn.Module:
     """The network with this name in a recipe, after switching on the kernels that it may have; channels last."""
-    if name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
+    if kernels and name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
         nets.accelerate(network)
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 

@@ -9,11 +9,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from os import PathLike
+from typing import TypeVar
 
 import torch
 
-from ...errors import ArgumentError, SnapensError, StoreError
+from ...errors import ArgumentError, ProcessError, SnapensError, StoreError
 from .. import nets
 from ..data.protocol import Data, Placed
 from ..recipe.objectives import Distillation
@@ -22,6 +24,9 @@ from ..records import gallery
 from ..records.run import Run
 from .teacher import Folders, find
 from .training import Training
+from .world import World, gpu_of_process
+
+T = TypeVar("T")
 
 _IDLE_SECONDS = 2e-4
 
@@ -30,17 +35,31 @@ Job = tuple[Recipe, str | PathLike[str]]
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device with this name; "auto" is the GPU if there is one, else the CPU."""
+    """The device with this name; "auto" is a GPU if there is one, else the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device must be available, got cuda, but torch finds no GPU: use cpu or auto")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    return gpu_of_process() if name == "cuda" else torch.device(name)
 
 
 def unfinished(jobs: Sequence[Job], *, curves: bool = False) -> list[Job]:
     """The jobs with something left to do: steps, files that were lost, or the errors between snapshots (`curves`)."""
     return [(recipe, path) for recipe, path in jobs if not _is_complete(recipe, Run(path), curves)]
+
+
+def packs(jobs: Sequence[T], largest: int, devices: int = 1) -> list[Sequence[T]]:
+    """Divide jobs into packs of nearly equal size, of at most `largest` runs, so that no device is left without one.
+
+    Examples:
+        >>> packs("abcdefghij", largest=8)
+        ['abcde', 'fghij']
+    """
+    if largest < 1:
+        raise ArgumentError(f"pack must be at least 1, got {largest}")
+    runs = len(jobs)
+    count = max(-(-runs // largest), min(devices, runs))
+    return [jobs[k * runs // count : (k + 1) * runs // count] for k in range(count)]
 
 
 def prepare(
@@ -52,14 +71,17 @@ def prepare(
     state_seconds: float = 300.0,
     teachers: Folders = (),
     checked: Callable[[], object] = lambda: None,
+    world: World | None = None,
 ) -> list[Training]:
     """Prepare all runs of a pack, or none: errors are raised before the first step.
 
     `load` is called once per data set; recipes with equal data share it on the device. `teachers` are the folders of
     the runs that recipes imitate. `checked` is called after the checks of networks, folders and data, before the slow
-    part.
+    part. `world` are the processes that train the pack together; each of them calls this function.
     """
-    loaded = _checked(jobs, load, resume, teachers)
+    world = world or World()
+    world.require_same("recipes", [recipe for recipe, _ in jobs])
+    loaded = world.agree(lambda: _checked(jobs, load, resume, teachers))
     checked()
     placed: dict[Dataset, Placed] = {}
     trainings: list[Training] = []
@@ -67,9 +89,11 @@ def prepare(
         dataset = recipe.dataset
         try:
             if dataset not in placed:
-                data = loaded[dataset.name].hold_out(dataset.held_out, dataset.held_out_seed)
-                placed[dataset] = data.place(device, dataset.padding)
-            training = Training(recipe, placed[dataset], path, state_seconds=state_seconds, teachers=teachers)
+                placed[dataset] = world.agree(partial(_placed, loaded[dataset.name], dataset, device))
+                world.require_same("data", placed[dataset].data.described())
+            training = Training(
+                recipe, placed[dataset], path, state_seconds=state_seconds, teachers=teachers, world=world
+            )
             trainings.append(training)
         except (SnapensError, OSError):
             raise
@@ -87,24 +111,14 @@ def train(
     """Advance the runs together until each has finished or failed; a run that fails does not affect the others.
 
     `watch` is called with a run each time it has advanced, then `stop` is called: when it returns true, each run saves
-    its state and training ends.
+    its state and training ends. An error that the processes of a pack do not have in common ends all runs.
     """
-    active = [training for training in trainings if not training.finished]
-    stopped = stop()
-    while active and not stopped:
-        ready = [training for training in active if training.ready]
-        for training in ready:
-            _attempt(training, training.advance)
-            watch(training)
-            if stopped := stop():
-                break
-        active = [training for training in active if not (training.finished or training.failure)]
-        if not ready:
-            time.sleep(_IDLE_SECONDS)
-            stopped = stop()
-    for training in active:
-        _attempt(training, training.save)
-        training.close()
+    try:
+        _train(trainings, watch, stop)
+    except ProcessError:
+        for training in trainings:
+            training.close()
+        raise
 
 
 def measure_between(trainings: Sequence[Training]) -> None:
@@ -112,6 +126,26 @@ def measure_between(trainings: Sequence[Training]) -> None:
     for training in trainings:
         if training.finished:
             _attempt(training, training.measure_between)
+
+
+def _train(trainings: Sequence[Training], watch: Callable[[Training], object], stop: Callable[[], bool]) -> None:
+    world = trainings[0].world if trainings else World()
+    active = [training for training in trainings if not training.finished]
+    stopped = world.any(stop())
+    while active and not stopped:
+        ready = [training for training in active if training.ready]
+        for training in ready:
+            _attempt(training, training.advance)
+            watch(training)
+            if stopped := world.any(stop()):
+                break
+        active = [training for training in active if not (training.finished or training.failure)]
+        if not ready:
+            time.sleep(_IDLE_SECONDS)
+            stopped = world.any(stop())
+    for training in active:
+        _attempt(training, training.save)
+        training.close()
 
 
 def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool, teachers: Folders) -> dict[str, Data]:
@@ -128,6 +162,10 @@ def _checked(jobs: Sequence[Job], load: Callable[[Recipe], Data], resume: bool, 
             loaded[name] = load(recipe)
         nets.require(**vars(recipe.network), inputs=loaded[name].inputs)
     return loaded
+
+
+def _placed(data: Data, dataset: Dataset, device: torch.device) -> Placed:
+    return data.hold_out(dataset.held_out, dataset.held_out_seed).place(device, dataset.padding)
 
 
 def _is_complete(recipe: Recipe, run: Run, curves: bool) -> bool:
@@ -182,8 +220,10 @@ def _attempt(training: Training, action: Callable[[], object]) -> None:
     """Call `action`; if it fails, store the error in `failure` and in the run's log."""
     try:
         action()
+    except ProcessError:
+        raise
     except Exception as error:
         training.failure = error
         training.close()
         with suppress(OSError):  # a full disk may be the failure itself
-            training.run.note("failed", reason=f"{type(error).__name__}: {error}")
+            training.log.note("failed", reason=f"{type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from ..recipe.batch import Transform
 from ..recipe.recipe import Recipe
 from .feed import Feed
 from .network import accelerated, compile_blocks
+from .norms import SynchronisedNorms
 from .teacher import Folders, prepared
 from .twin import Twin
+from .world import World
 
 _WARM_UP_STEPS = 3
 _FORMAT_1_MOMENTUM = "momentum."
@@ -35,10 +38,22 @@ class TrainingStep:
     captured once and replayed. `losses` (total_steps,) receives the loss of every step. `kept` is the
     network whose weights are evaluated and stored: the trained network, or its average. The folder of
     the objective's teacher, if it has one, must be among `teachers`.
+
+    The processes of `world` each train on a part of every batch. They average gradients and losses, so that all of
+    them have the same weights.
     """
 
-    def __init__(self, recipe: Recipe, placed: Placed, schedule: Schedule, teachers: Folders = ()) -> None:
-        self.recipe, self.placed, self.device = recipe, placed, placed.device
+    def __init__(
+        self, recipe: Recipe, placed: Placed, schedule: Schedule, teachers: Folders = (), world: World | None = None
+    ) -> None:
+        self.recipe, self.placed, self.device, self.world = recipe, placed, placed.device, world or World()
+        self._active_world = self.world
+        part = self.world.part(recipe.budget.batch)
+        if recipe.batchnorm_parts not in (1, self.world.count):
+            raise ArgumentError(
+                f"batchnorm_parts must be the number of processes, {self.world.count}, or 1, got "
+                f"{recipe.batchnorm_parts}: use as many processes"
+            )
         self.network = self._network_on_device()
         self.kept = self.network if recipe.averaging is None else self._network_on_device()
         named = zip(tensors(self.kept).values(), tensors(self.network).values(), strict=True)
@@ -47,7 +62,7 @@ class TrainingStep:
         self._counted = [pair for pair in pairs if not pair[0].is_floating_point()]
         self._objective = prepared(recipe.objective, placed, teachers)
         self.transforms = self._effective_transforms()
-        self.feed = Feed(placed, self.transforms, recipe.seed, recipe.budget.batch)
+        self.feed = Feed(placed, self.transforms, recipe.seed, recipe.budget.batch, part)
         self.completed = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(schedule.total_steps, device=self.device)
         self._key = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -57,6 +72,8 @@ class TrainingStep:
             module.key = self._key
         self._twin = Twin(self.network, self._network_on_device()) if self.device.type == "cuda" else None
         self._live = self._twin.network if self._twin else self.network
+        synchronised = self.world.group is not None and recipe.batchnorm_parts == 1
+        self._norms = SynchronisedNorms(self._live) if synchronised else None
         self._parameters = dict(self.network.named_parameters())
         self.optimizer = recipe.optimizer.build(self._parameters, self.device)
         factors = [schedule(step) for step in range(schedule.total_steps)]
@@ -69,33 +86,48 @@ class TrainingStep:
 
     def __call__(self, step: int) -> None:
         """Take the step after `step` completed steps; on a GPU the step is only queued."""
-        self.feed.prepare(step)
-        if self._graph is None:
-            self._step()
-        else:
-            self._graph.replay()
+        with self.world.failing_alone():
+            self.feed.prepare(step)
+            if self._graph is None:
+                self._step()
+            else:
+                self._graph.replay()
 
     def rehearse(self, stream: torch.cuda.Stream | None) -> None:
         """Take a step and evaluate a batch, to check that both work; on a GPU also compile and capture the step.
 
-        Call it in the context of `stream`. It leaves weights and counts unchanged.
+        Call it in the context of `stream`. It leaves weights and counts unchanged. With several processes, a first step
+        without communication finds the errors of single processes, which all of them then raise.
         """
         # detached: a copy that is part of the autograd graph would tie the parameters to another stream
         before = {name: tensor.detach().clone() for name, tensor in self.state().items()}
-        self.feed.prepare(0)
-        if stream is None:
-            self._step()
-        else:
-            self._graph = self._captured(stream)
+        if stream is None or self.world.group is not None:
+            self.world.agree(self._step_alone)
+        if stream is not None:
+            with self.world.failing_alone():
+                self._graph = self._captured(stream)
         self.load(before)
         inputs = next(self.placed.batches(self.placed.data.test))  # on a GPU a whole batch: it needs memory too
-        found = self.log_probabilities([inputs if stream is not None else inputs[:2]])
+        self.world.agree(lambda: self._evaluate(inputs if stream is not None else inputs[:2]))
+        self.release()
+
+    def _step_alone(self) -> None:
+        """Take a step without communication."""
+        self._active_world = World()
+        try:
+            self.feed.prepare(0)
+            self._step()
+        finally:
+            self._active_world = self.world
+
+    def _evaluate(self, inputs: Tensor) -> None:
+        """Check that the network has one output per class."""
+        found = self.log_probabilities([inputs])
         if found.shape[1:] != (classes := len(self.placed.data.classes),):
             name = self.recipe.network.name
             raise ArgumentError(
                 f"network {name!r} must have {classes} outputs per example, got {tuple(found.shape[1:])}"
             )
-        self.release()
 
     def release(self) -> None:
         """Free the memory of an evaluation for other runs."""
@@ -103,7 +135,9 @@ class TrainingStep:
             torch.cuda.empty_cache()
 
     def _captured(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        compile_blocks(self._live)
+        self.feed.prepare(0)
+        if self._norms is None:  # the compiler does not support their communication
+            compile_blocks(self._live)
         graph = torch.cuda.CUDAGraph()
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             for _ in range(_WARM_UP_STEPS):  # compile, and choose the algorithms of the convolutions
@@ -135,6 +169,12 @@ class TrainingStep:
             for name, tensor in own.items():
                 tensor.copy_(state[name])
         self._follow()
+
+    def share(self) -> None:
+        """Set everything that a step changes to what rank 0 has."""
+        if self.world.group is not None:
+            self.world.share([tensor.detach() for tensor in self.state().values()])
+            self._follow()
 
     def restart(self, cycle: int) -> None:
         """Start from the fresh weights of (seed, cycle) and a fresh optimizer."""
@@ -170,7 +210,7 @@ class TrainingStep:
     def estimate_statistics(self, examples: int) -> None:
         """Set the BatchNorm statistics of `kept` to plain averages over augmented examples, without dropout."""
         with estimated_statistics(self.kept):
-            for inputs in self.feed.sample(examples):
+            for inputs in self._whole_feed.sample(examples):
                 with self._precision():
                     self.kept(inputs)
 
@@ -185,21 +225,34 @@ class TrainingStep:
             group["lr"].copy_(rates.index_select(0, self.completed)[0])
         if self._keyed:
             self._key.copy_(self.completed + self._stream)
-        with self._precision():
+        with self._precision(), self._synchronised():
             loss = self._objective(self._live(batch.inputs), batch)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._twin:
             self._twin.hand_over_gradients()
+        loss = loss.detach().float().view(1)
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        self._active_world.average([*gradients, loss])
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._follow()
         self._average()
-        self.losses.index_copy_(0, self.completed, loss.detach().float().view(1))
+        self.losses.index_copy_(0, self.completed, loss)
         self.completed += 1
 
     def _follow(self) -> None:
         if self._twin:
             self._twin.take_over_weights()
+
+    def _synchronised(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._norms is None else self._norms.across(self._active_world)
+
+    @cached_property
+    def _whole_feed(self) -> Feed:
+        """The feed of all rows of each batch, for what one process does alone."""
+        if self.world.count == 1:
+            return self.feed
+        return Feed(self.placed, self.transforms, self.recipe.seed, self.recipe.budget.batch)
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
@@ -222,7 +275,12 @@ class TrainingStep:
         return self.placed.data.transforms if chosen is None else chosen
 
     def _network_on_device(self) -> nn.Module:
-        return accelerated(self._built(cycle=0).to(self.device), self.recipe.network.name)
+        network = self._built(cycle=0).to(self.device)
+        for module in network.modules():
+            if isinstance(module, KeyedDropout):
+                module.part = self.world.rank
+        # the kernels of a network compute BatchNorm and dropout for a whole batch
+        return accelerated(network, self.recipe.network.name, kernels=self.world.group is None)
 
     def _built(self, cycle: int) -> nn.Module:
         data = self.placed.data

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import cache
 from os import PathLike
 from typing import Any
 
@@ -23,6 +24,7 @@ from .interpolate import between
 from .log import TrainingLog
 from .step import TrainingStep
 from .teacher import Folders
+from .world import World
 
 log = logging.getLogger("snapens")
 
@@ -36,6 +38,8 @@ class Training:
     The constructor builds the network and, on a GPU, captures the step; `open` starts or resumes the run
     in its folder. The state is saved there every `state_seconds` and at each minimum: a run that was killed
     at any moment can be resumed and reaches the same weights.
+
+    If several processes train the run, all of them call the same methods. Rank 0 alone evaluates and uses the folder.
     """
 
     def __init__(
@@ -46,8 +50,9 @@ class Training:
         *,
         state_seconds: float = 300.0,
         teachers: Folders = (),
+        world: World | None = None,
     ) -> None:
-        self.recipe, self.placed, self.run = recipe, placed, Run(path)
+        self.recipe, self.placed, self.run, self.world = recipe, placed, Run(path), world or World()
         examples = len(placed.data.train)
         if recipe.budget.batch > examples:
             raise ArgumentError(f"batch must be at most the {examples} training examples, got {recipe.budget.batch}")
@@ -57,19 +62,21 @@ class Training:
         """The number of runs that share the device, including this one."""
         self.failure: Exception | None = None
         self._state_seconds = state_seconds
-        self._stream = _stream(placed.device)
+        self._stream = _stream(placed.device) if self.world.group is None else _common_stream(placed.device)
         self._bursts: deque[torch.cuda.Event] = deque()
         with self._queue():
-            self.step = TrainingStep(recipe, placed, self.schedule, teachers)
+            self.step = self.world.agree(lambda: TrainingStep(recipe, placed, self.schedule, teachers, world))
             begun = time.monotonic()
             self.step.rehearse(self._stream)
             self.rehearsal_seconds = time.monotonic() - begun if self._stream is None else None
             """The duration of a step in the rehearsal; None on a GPU, where the rehearsal also compiles."""
-        self.log = TrainingLog(self.run, recipe, self.schedule, examples, self.step.losses, self._stream)
+        self.log = TrainingLog(
+            self.run, recipe, self.schedule, examples, self.step.losses, self._stream, writes=self.world.is_first
+        )
 
     def open(self, resume: bool = False) -> None:
         """Start the run in its folder, or resume the existing run."""
-        self.run.admit(self.recipe, resume)
+        self.world.first(lambda: self.run.admit(self.recipe, resume))
         with self._queue():
             self._ensembler = SnapshotEnsembler(
                 self.step.network,
@@ -80,6 +87,7 @@ class Training:
                 resume=resume,
                 on_restart=self._restart,
                 drive_lr=False,
+                process_group=self.world.group,
             )
             try:
                 self._restore()
@@ -114,13 +122,16 @@ class Training:
 
     @property
     def ready(self) -> bool:
-        """Whether more steps of this run can be queued on the device."""
+        """Whether more steps of this run can be queued on the device; several processes wait until this is so."""
+        if len(self._bursts) == 2 and self.world.group is not None:  # all of them advance the runs in the same order
+            self._bursts[0].synchronize()
         if len(self._bursts) == 2 and self._bursts[0].query():  # type: ignore[no-untyped-call]
             self._bursts.popleft()
         return len(self._bursts) < 2
 
     def advance(self) -> None:
         """Take a few steps, on a CPU for a short time only, and none beyond the next minimum."""
+        several = self.world.group is not None
         with self._queue():
             first, begun = self.completed, time.monotonic()
             for completed in range(first + 1, min(first + _BURST_STEPS, self.total_steps) + 1):
@@ -132,24 +143,27 @@ class Training:
                     self._end_cycle(completed)
                     break
                 self._ensembler.step()
-                if self._stream is None and time.monotonic() - begun > _BURST_SECONDS:
+                # several processes stop after the same step
+                if self._stream is None and (several or time.monotonic() - begun > _BURST_SECONDS):
                     break
             if self._stream is not None:
                 self._bursts.append(self._stream.record_event())
-            self.log.flush()
-            if time.monotonic() - self._saved > self._state_seconds and not self.finished:
+            self.log.flush(wait=several)
+            if self.world.any(time.monotonic() - self._saved > self._state_seconds) and not self.finished:
                 self.save()
 
     def save(self) -> None:
         """Save the current state."""
         with self._queue():
             self.log.flush(wait=True)
-            notes = {"seconds": self.log.seconds, "sources": self._sources, "ensembler": self._ensembler.state_dict()}
-            self.run.save(State(self.completed, self.step.state(), notes))
+            self.world.first(self._save)
         self._saved = time.monotonic()
 
     def measure_between(self) -> None:
-        """Measure and store the errors between the last snapshot and each earlier one, once the run is finished."""
+        """Measure and store the errors between the last snapshot and each earlier one, once the run is finished.
+
+        Only rank 0 calls this.
+        """
         with self._queue():
             found = between(self.step, self.run.snapshots)
         self.run.keep_curves(found)
@@ -159,28 +173,50 @@ class Training:
         self._ensembler.close()
 
     def _restore(self) -> None:
-        """Load the state from the folder, or save the first state."""
+        """Load the state from the folder, or save the first state; all ranks get the state of rank 0."""
+        state: State | None = None
+
+        def read() -> tuple[int, dict[str, Any]] | None:
+            nonlocal state
+            state = self._begin()
+            return None if state is None else (state.completed, state.notes)
+
+        found = self.world.first(read)
+        self._saved = time.monotonic()
+        self.log.begin(*(found[0], found[1]["seconds"]) if found else (0, 0.0))
+        if found is None:
+            self.save()
+        else:
+            self._ensembler.load_state_dict(found[1]["ensembler"])
+            self.world.first(lambda: self._load(state))
+        self.step.share()
+        if self.finished:
+            self.world.first(self._finish)
+
+    def _save(self) -> None:
+        notes = {"seconds": self.log.seconds, "sources": self._sources, "ensembler": self._ensembler.state_dict()}
+        self.run.save(State(self.completed, self.step.state(), notes))
+
+    def _begin(self) -> State | None:
+        """Check the folder, or write the recipe to it; the last state, if there is one."""
         transforms = [transform.written() for transform in self.step.transforms]
         augmentation = {"crop": asdict(self.placed.crop), "transforms": transforms}  # recipe's or data set's
         self.run.begin(self.recipe, {**self.placed.data.described(), "augmentation": augmentation})
         state = self.run.state()
-        self._saved = time.monotonic()
         before = state.notes.get("sources", []) if state else []
         self._sources: list[str] = sorted({*before, source.digest()})
         if state is None and self.run.snapshots.steps:
             raise DamagedError(
                 f"{self.run.path} must hold the state of its snapshots, but there is none: restore state/"
             )
-        self.log.begin(state.completed if state else 0, state.notes["seconds"] if state else 0.0)
-        if state is None:
-            self.save()
-        else:
-            self._ensembler.load_state_dict(state.notes["ensembler"])
-            self._restore_outputs()
-            self.step.load(state.tensors)
-            self.run.forget(self.completed)
-        if self.finished:
-            self._finish()
+        return state
+
+    def _load(self, state: State | None) -> None:
+        """Load the tensors of a state, after the snapshots that belong to it."""
+        assert state is not None
+        self._restore_outputs()
+        self.step.load(state.tensors)
+        self.run.forget(self.completed)
 
     def _restore_outputs(self) -> None:
         """Recompute the outputs of members that are missing or damaged; this changes the network's weights."""
@@ -211,16 +247,20 @@ class Training:
     def _end_cycle(self, completed: int) -> None:
         """Evaluate the member, commit its snapshot, begin the next cycle, save the state."""
         self.log.flush(wait=True)  # first, so that the time of the evaluation is not included in that of the steps
-        outputs = self._outputs()
-        self.run.add_outputs(completed, outputs, self._ensembler.snapshots.reserve(completed))
+        error = self.world.first(lambda: self._add_outputs(completed))
         self._ensembler.step()
-        test, labels = outputs["test"]
-        error = metrics.error(test.float().exp().numpy(), labels.numpy())
         self.log.note("snapshot", step=completed, test_error=error, seconds=round(self.log.seconds, 3))
         self.save()
         self.log.restart_clock()
         if self.finished:
-            self._finish()
+            self.world.first(self._finish)
+
+    def _add_outputs(self, completed: int) -> float:
+        """Evaluate the member and store its outputs; its test error."""
+        outputs = self._outputs()
+        self.run.add_outputs(completed, outputs, self._ensembler.snapshots.reserve(completed))
+        test, labels = outputs["test"]
+        return float(metrics.error(test.float().exp().numpy(), labels.numpy()))
 
     def _restart(self, ensembler: SnapshotEnsembler) -> None:
         cycle = self.schedule.snapshot_steps.index(ensembler.completed) + 1
@@ -235,8 +275,20 @@ class Training:
         if not finished or not gallery.is_intact(self.run, self.run.outputs()):
             gallery.keep(self.run, self.placed.data.pixels, self.placed.data.file_name)
         if not finished:
-            environment = {"pack": self.pack, "sources": " ".join(self._sources), **_environment(self.placed)}
+            environment = {"pack": self.pack, "sources": " ".join(self._sources), **self._environment()}
             self.log.note("finished", step=self.completed, seconds=round(self.log.seconds, 3), **environment)
+
+    def _environment(self) -> dict[str, Any]:
+        """The hardware and software of the run."""
+        device, threads = self.placed.device, torch.get_num_threads()
+        cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} thread{'s' * (threads > 1)}"
+        return {
+            "device": f"{self.world.count} × {name}" if self.world.count > 1 else name,
+            "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
+            "torch": torch.__version__,
+            "snapens": __version__,
+        }
 
     def _queue(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -246,12 +298,5 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def _environment(placed: Placed) -> dict[str, Any]:
-    """The hardware and software of the run."""
-    cuda, threads = placed.device.type == "cuda", torch.get_num_threads()
-    return {
-        "device": torch.cuda.get_device_name(placed.device) if cuda else f"CPU, {threads} thread{'s' * (threads > 1)}",
-        "peak_memory_bytes": torch.cuda.max_memory_reserved(placed.device) if cuda else None,
-        "torch": torch.__version__,
-        "snapens": __version__,
-    }
+# several processes use one stream for all runs, so that the communication of the runs has the same order everywhere
+_common_stream = cache(_stream)

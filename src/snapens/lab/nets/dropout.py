@@ -17,6 +17,9 @@ class KeyedDropout(nn.Module):
 
     key: Tensor
     layer: Tensor
+    part = 0
+    """Which of the equal parts of a batch x is, where several processes each have one: positions are those in the whole
+    batch, so that the masks do not depend on the number of processes."""
 
     def __init__(self, p: float, layer: int) -> None:
         super().__init__()
@@ -32,7 +35,8 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         stream = mix32(mix32(mix32(self.layer) ^ self.key) ^ self.key >> 32)
-        position = torch.arange(x.numel(), device=x.device).view(x.shape)
+        first = self.part * x.numel()
+        position = torch.arange(first, first + x.numel(), device=x.device).view(x.shape)
         kept = mix32(position ^ stream) >= round(self.p * 2**32)
         return x * kept * (1 / (1 - self.p))  # torch.where would return the memory format of the mask
 

@@ -97,9 +97,12 @@ class Recipe(Value):
     """None: the trained weights themselves are stored."""
     seed: int = 0
     """The seed of weights, order, transforms and dropout."""
+    batchnorm_parts: int = 1
+    """The number of equal parts of a batch, one per process, whose BatchNorm statistics are computed separately."""
 
     def check(self) -> None:
-        """The seed fits into 63 bits."""
+        """The seed fits into 63 bits; there is at least one part."""
+        require_at_least(1, batchnorm_parts=self.batchnorm_parts)
         require(0 <= self.seed < 1 << 63, "seed", "be at least 0 and less than 2 to the 63", self.seed)
 
     @classmethod

@@ -65,7 +65,7 @@ class Settings:
     """Pixels of padding around an image before random cropping; the default depends on the data set."""
     transforms: tuple[str, ...] | None = None
     """Transforms of training images after cropping: mirror, jitter, lighting, trivialaugment, cutout=16, mixup=0.2,
-    cutmix=1.0,0.5; the default depends on the data set."""
+    cutmix=1.0:0.5; the default depends on the data set."""
     ema: float | None = None
     """Store an exponential moving average of the weights with this decay, such as 0.999."""
     ema_at_restart: Literal["carried", "reset"] = "carried"

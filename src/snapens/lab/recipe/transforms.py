@@ -134,7 +134,7 @@ def named(text: str) -> Transform:
     """The transform for a text of the command line: its name, and its settings unless they are the defaults.
 
     Examples:
-        >>> named("mirror"), named("cutout=8"), named("cutmix=1.0,0.5")
+        >>> named("mirror"), named("cutout=8"), named("cutmix=1.0:0.5")
         (Mirror(), Cutout(size=8), CutMix(alpha=1.0, probability=0.5))
     """
     name, equals, value = text.partition("=")
@@ -144,9 +144,9 @@ def named(text: str) -> Transform:
         return kind()
     require(bool(settings), "transform", f"be {name} without a setting", text)
     try:
-        numbers = [float(number) if "." in number else int(number) for number in value.split(",")]
+        numbers = [float(number) if "." in number else int(number) for number in value.split(":")]
         chosen = dict(zip(settings[: len(numbers)], numbers, strict=True))
     except ValueError as error:
-        form = f"{name}={','.join(setting.upper() for setting in settings)}"
+        form = f"{name}={':'.join(setting.upper() for setting in settings)}"
         raise ArgumentError(f"transform must be {name} or {form}, got {text!r}") from error
     return kind(**chosen)

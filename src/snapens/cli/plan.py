@@ -1,0 +1,165 @@
+"""Training a plan, which is a list of runs: pack by pack in this process, or as tasks of Ray."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ArgumentError, ProcessError, SnapensError, StoreError, shortened
+from . import processes
+from .interrupt import Interrupt
+from .options import PlanOptions, TrainingOptions
+from .training import Jobs, Loader, data_root, import_from_here, require_outside_images, train
+
+if TYPE_CHECKING:
+    from ..lab.engine.cluster import Cluster
+
+_LARGEST_PACK = {"cuda": 8, "cpu": 1}
+_AGAIN = "the same command with --resume"
+
+
+def train_plan(
+    jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load: Loader | None = None, *, curves: bool = False
+) -> int:
+    """Train the runs of a plan that are not finished; return the exit status, as `train` does.
+
+    A pack that fails does not stop the others. Runs that were interrupted continue if `options.resume` is set.
+    """
+    from ..lab.engine import pack
+
+    world = processes.world()
+    if plan.ray is not None and world.count > 1:
+        raise ArgumentError("ray must not be given under torchrun, which starts the processes itself: remove one")
+    world.first(lambda: _check(jobs, options))
+    unfinished = world.first(lambda: pack.unfinished(jobs, curves=curves))
+    left = [job for job in jobs if job in unfinished]
+    for _, path in jobs:
+        if all(path != other for _, other in left):
+            _say(f"{path} is finished already")
+    if not left:
+        return 0
+    options, load = replace(options, resume=True), load or Loader(options, keep=True)
+    if plan.ray is not None:
+        return _train_on_ray(left, options, plan, load, curves)
+    return _train_here(packs_here(left, options, plan), options, load, curves)
+
+
+def packs_here(jobs: Jobs, options: TrainingOptions, plan: PlanOptions) -> Sequence[Jobs]:
+    """The packs in which the runs are trained in this process, one after the other."""
+    from ..lab.engine import pack
+
+    return pack.packs(jobs, _largest(plan, pack.chosen_device(options.device).type))
+
+
+def states(jobs: Jobs) -> dict[str, list[Path]]:
+    """The run folders by what there is to do: finished, interrupted or new."""
+    from ..lab.records.run import Run
+
+    found: dict[str, list[Path]] = {"finished": [], "interrupted": [], "new": []}
+    for _, path in jobs:
+        run = Run(path)
+        found["new" if not run.exists else "finished" if run.finished else "interrupted"].append(path)
+    return found
+
+
+def _check(jobs: Jobs, options: TrainingOptions) -> None:
+    """Check what can be checked without the data, before the first run starts."""
+    from ..lab import nets
+    from ..lab.records.run import Run
+
+    require_outside_images(jobs, data_root(options.data))
+    import_from_here(recipe.network.name for recipe, _ in jobs)
+    for recipe, path in jobs:
+        nets.require(**vars(recipe.network))
+        Run(path).admit(recipe, resume=True)
+    begun = states(jobs)["interrupted"]
+    if begun and not options.resume:
+        raise StoreError(f"run must be finished or not begun, got {begun[0]}: use another --out, or --resume")
+
+
+def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, curves: bool) -> int:
+    worst = 0
+    for number, jobs in enumerate(packs, 1):
+        if len(packs) > 1:
+            _say(f"pack {number} of {len(packs)}")
+        try:
+            status = train(jobs, options, load, curves=curves, again=_AGAIN)
+        except ProcessError:
+            raise
+        except SnapensError as error:
+            if len(packs) == 1:
+                raise
+            _say(f"snapens: {_names([path for _, path in jobs])} failed: {error}")
+            status = 1
+        if status > 1:
+            return status
+        worst = max(worst, status)
+    return worst
+
+
+def _train_on_ray(jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load: Loader, curves: bool) -> int:
+    from ..lab.engine import cluster
+
+    if plan.ray is not None and len(plan.ray) > 1:
+        raise ArgumentError(f"ray must be one address or none, got {' '.join(plan.ray)}: put --ray last, or give one")
+    if options.download:  # once, not on every machine
+        for recipe in {recipe.dataset.name: recipe for recipe, _ in jobs}.values():
+            load(recipe)
+    _say("connecting to Ray" if plan.ray else "starting Ray on this machine")
+    with cluster.connect(plan.ray[0] if plan.ray else None) as connected, Interrupt() as interrupt:
+        try:
+            return _follow(connected, jobs, options, plan, curves, interrupt)
+        except KeyboardInterrupt:
+            _say(f"snapens: interrupted; {_AGAIN} continues")
+            return 128 + interrupt.number
+
+
+def _follow(
+    connected: "Cluster", jobs: Jobs, options: TrainingOptions, plan: PlanOptions, curves: bool, interrupt: Interrupt
+) -> int:
+    """Train with Ray, and show the progress that is written to the run folders."""
+    from ..lab.engine import pack
+    from ..lab.engine.cluster import Work
+    from ..lab.records.followed import Followed
+    from .progress import TensorBoard, display
+
+    threads = 1 if options.threads is None else options.threads
+    device, tasks = connected.capacity(options.device, threads)
+    jobs = [(recipe, path.resolve()) for recipe, path in jobs]
+    packs = pack.packs(jobs, _largest(plan, device), tasks)
+    root, here = data_root(options.data), Path.cwd()
+    data = None if root is None else root.expanduser().resolve()
+    work = Work(device, threads, data, here if str(here) in sys.path else None, curves)
+    _say(
+        f"training {len(jobs)} runs in {len(packs)} packs; Ray can train {tasks} at a time, each on a {device.upper()}"
+    )
+    running = {path: Followed(recipe, path) for recipe, path in jobs}
+    failed = False
+    with (
+        interrupt.finish_step(),
+        display(list(running.values()), TensorBoard() if options.tensorboard else None) as watch,
+    ):
+        for failures in connected.train(packs, work, interrupt):
+            for path, reason in failures.items():
+                failed, running[path].failure = True, reason
+                _say(f"snapens: {path.name} failed: {reason}")
+            for path, run in list(running.items()):
+                if run.refresh() or run.failure:
+                    watch(run)
+                if run.finished or run.failure:
+                    del running[path]
+    return int(failed)
+
+
+def _largest(plan: PlanOptions, device: str) -> int:
+    """The largest number of runs in a pack."""
+    return _LARGEST_PACK[device] if plan.pack is None else plan.pack
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return shortened([path.name for path in paths], limit=3)
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"{message}\n")

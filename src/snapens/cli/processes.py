@@ -1,0 +1,29 @@
+"""The processes that torchrun starts for one command: all of them train, and only the first one prints."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..lab.engine.world import World
+
+
+def is_first() -> bool:
+    """Whether this process prints: it has rank 0, or torchrun did not start it. Torch is not imported for this."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
+def world() -> "World":
+    """The processes that train together; they are connected in the first call.
+
+    Call this before anything that may fail in one process only, and let `World.agree` do the latter.
+    """
+    from ..lab.engine.world import joined
+
+    return joined()
+
+
+def end_others(status: int) -> None:
+    """After the training, end the processes that do not print, with this status."""
+    if not is_first():
+        sys.exit(status)

@@ -1,0 +1,133 @@
+"""`snapens sweep`: train every combination of some settings."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+import tyro
+
+from ..lab.paper.cells import run_name
+from ..lab.recipe import Recipe, Settings
+from ..lab.recipe.variations import variations
+from . import processes
+from .options import Flag, PlanOptions, TrainingOptions, arg
+
+if TYPE_CHECKING:  # --help does not wait for torch
+    from ..lab.recipe.recipe import Dataset
+    from .training import Jobs, Loader
+
+_LISTS = {  # settings that are lists themselves: the words of one value are joined by commas
+    "transforms": "Transforms of training images after cropping, the words of a value joined by commas: mirror,"
+    "cutout=16; the default depends on the data set.",
+    "pattern": "For grow: the start of each cycle after the first, the words of a value joined by commas: "
+    "warm,warm,fresh; repeated as needed.",
+}
+
+
+def _option(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
+    """A setting as a field that takes several values; none: the default of the setting."""
+    if name in _LISTS:
+        hint, shown = str, tyro.conf.arg(metavar="[LIST ...]", help=_LISTS[name], help_behavior_hint="")
+    else:
+        hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
+        shown = arg(hint="" if default is None else f"(default: {default})")
+    return name, Annotated[tuple[hint, ...], shown], field(default=())
+
+
+_HINTS = get_type_hints(Settings)
+# a subclass of Settings, because the help texts are those of its fields
+Several: Any = make_dataclass(
+    "Several",
+    [_option(one.name, _HINTS[one.name], one.default) for one in fields(Settings)],
+    bases=(Settings,),
+    frozen=True,
+)
+Several.__doc__ = "Each setting takes one or more values; a run is trained for every combination."
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Train every combination of some settings: several seeds, methods, rates."""
+
+    settings: Several
+    training: TrainingOptions
+    plan: PlanOptions
+    out: Path = Path("runs/sweep")
+    """The folder for the run folders, which are named after their recipes. Finished runs in it are not repeated."""
+    dry_run: Flag = False
+    """Only list the runs."""
+
+    def __call__(self) -> int:
+        """Train the runs, then print their errors and the next commands."""
+        from . import tables
+        from .plan import states, train_plan
+        from .training import Loader
+
+        values = {name: given for name, given in vars(self.settings).items() if given}
+        for name in _LISTS.keys() & values.keys():
+            values[name] = [tuple(word for word in text.split(",") if word) for text in values[name]]
+        recipes, load = variations(values), Loader(self.training, keep=True)
+        if "held_out" not in values:
+            recipes = processes.world().agree(lambda: _with_held_out(recipes, load))
+        jobs = [(recipe, self.out / run_name(recipe)) for recipe in recipes]
+        if self.dry_run:
+            self._list(jobs)
+            return 0
+        status = train_plan(jobs, self.training, self.plan, load)
+        processes.end_others(status)
+        if finished := [job for job in jobs if job[1] in states(jobs)["finished"]]:
+            tables.sweep(_groups(finished))
+            sys.stdout.write(f"next: snapens report {self.out}\n")
+        return status
+
+    def _list(self, jobs: "Jobs") -> None:
+        """Print what there is to do."""
+        from .plan import packs_here, states
+
+        found = states(jobs)
+        for state, paths in found.items():
+            sys.stdout.write("".join(f"{state:12} {path}\n" for path in paths))
+        left = [job for job in jobs if job[1] not in found["finished"]]
+        packs = "" if self.plan.ray is not None else f" in {_count(packs_here(left, self.training, self.plan), 'pack')}"
+        sys.stdout.write(f"{_count(jobs, 'run')}, {len(left)} left to train{packs}\n")
+
+
+def _count(items: Sequence[Any], noun: str) -> str:
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
+
+
+def _with_held_out(recipes: Sequence[Recipe], load: "Loader") -> list[Recipe]:
+    """The recipes with a tenth of a user's own training examples held out, as `snapens train` does."""
+    found: dict[Dataset, Dataset] = {}
+    for recipe in recipes:
+        if recipe.dataset not in found:
+            found[recipe.dataset] = load.with_held_out(recipe, None).dataset
+    return [replace(recipe, dataset=found[recipe.dataset]) for recipe in recipes]
+
+
+def _groups(jobs: "Jobs") -> dict[str, list[Any]]:
+    """The runs by the settings that differ within the sweep, other than the seed."""
+    from ..lab.records.run import Run
+
+    flat = [{**recipe.flat(), "seed": None} for recipe, _ in jobs]
+    names = [
+        name for name in dict.fromkeys(key for one in flat for key in one) if len({one.get(name) for one in flat}) > 1
+    ]
+    found: dict[str, list[Run]] = {}
+    for settings, (_, path) in zip(flat, jobs, strict=True):
+        words = [f"{_short(name)} {_word(settings[name])}" for name in names if name in settings]
+        found.setdefault(", ".join(words) or "all", []).append(Run(path))
+    return found
+
+
+def _short(name: str) -> str:
+    """The last word of a dotted name, or that before `kind`: method.kind is the method."""
+    return name.removesuffix(".kind").rpartition(".")[-1]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_word, value))
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "kind", None) or value)

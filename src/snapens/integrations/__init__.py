@@ -1,0 +1,1 @@
+"""Integrations with training frameworks; each holds a `SnapshotEnsembler`."""
