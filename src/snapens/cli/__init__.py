@@ -21,7 +21,7 @@ from . import processes
 from .distillation import Distill
 from .evaluation import Combine, Evaluate
 from .exporting import Export
-from .options import Flag, Place, Runs, TrainingOptions, arg
+from .options import Flag, Place, Preset, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
 from .preset import with_flags_of_preset
@@ -77,7 +77,7 @@ class Train:
 
     settings: Flags
     training: TrainingOptions
-    preset: Annotated[str | None, arg("NAME")] = None
+    preset: Preset = None
     """Settings to start from, which other flags override: cifar10-modern, cifar100-modern, or folder-modern."""
     out: Place = None
     """The run folder. By default a folder in runs/ that is named after the recipe."""

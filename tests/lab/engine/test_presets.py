@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from snapens.cli.preset import flags, with_flags_of_preset
+from snapens.cli.preset import values_of_preset, with_flags_of_preset
 from snapens.lab import data
 from snapens.lab.data.images import ImageData, Images
 from snapens.lab.engine.step import TrainingStep
@@ -96,12 +96,11 @@ def test_your_own_photos_start_from_the_pretrained_weights_of_an_installed_packa
         assert "--pretrained" not in with_flags_of_preset(["train", "--preset", "folder-modern", *other])
 
 
-def test_flags_are_the_settings_that_differ_from_their_defaults():
-    assert flags(Settings()) == []
+def test_flags_are_the_settings_of_the_preset_that_differ_from_their_defaults(monkeypatch):
     settings = Settings(network="small", lr=0.5, pretrained=True, transforms=("mirror", "cutout=4"), first_cycle=2.0)
+    monkeypatch.setitem(presets.PRESETS, "own", lambda: settings)
     expected = "--network small --first-cycle 2.0 --lr 0.5 --pretrained --transforms mirror cutout=4"
-    assert flags(settings) == expected.split()
-
-
-def test_an_empty_list_of_transforms_is_a_flag_without_a_word():
-    assert flags(Settings(transforms=())) == ["--transforms"]
+    assert with_flags_of_preset(["train", "--preset", "own"]) == ["train", *expected.split(), "--preset", "own"]
+    assert values_of_preset("own", {"network"}).keys() == {"network", "first_cycle", "lr", "transforms"}
+    monkeypatch.setitem(presets.PRESETS, "own", lambda: Settings(transforms=()))
+    assert with_flags_of_preset(["train", "--preset=own"]) == ["train", "--transforms", "--preset=own"]
