@@ -653,6 +653,14 @@ def test_a_finished_checkpoint_with_other_cycles_loads_and_an_unfinished_one_is_
     assert ensembler.completed == 11
 
 
+def test_a_checkpoint_written_before_a_parameter_existed_has_its_default(net):
+    state = SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 3)).state_dict()
+    del state["schedule"]["first"]
+    SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 3)).load_state_dict(state)
+    with pytest.raises(MismatchError, match="schedule must be that of the checkpoint"):
+        SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 3, first=2)).load_state_dict(state)
+
+
 def test_a_checkpoint_of_a_folder_store_survives_json(net, tmp_path):
     ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(4, 2), store=tmp_path)
     for _ in range(3):
