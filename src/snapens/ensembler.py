@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import partial
 from itertools import pairwise
 from os import PathLike
@@ -36,7 +36,8 @@ class SnapshotEnsembler:
     - `resume`: accept a store that already holds snapshots; call `load_state_dict` or `rewind` before `step()`.
     - `keep`: the module to store, if it is not the trained one (such as an EMA copy, updated before `step()`); or a
       function that returns the tensors to store, by the names that they have in the model (such as adapters only).
-    - `on_restart`: called with this object when a new cycle begins; see `fresh_weights` and `reset_momentum`.
+    - `on_restart`: called with this object when a new cycle begins; see `fresh_weights`,
+      `noisy_weights` and `reset_momentum`.
     - `on_nonfinite`: "raise" an error, or "skip" the snapshot, if the weights at a minimum contain a NaN or infinity.
     - `drive_lr`: False leaves the rates unchanged.
     - `process_group`: the processes that train the model, where a framework hides the DDP wrapper. Under DDP and FSDP2
@@ -161,13 +162,14 @@ class SnapshotEnsembler:
         self.snapshots.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of completed steps, the schedule, the identity of the store and the snapshots of a memory store.
+        """The completed steps, peak rates, schedule, identity of the store, and the snapshots of a memory store.
 
         These are plain values and tensors only. The user saves the model, the optimizer and the random state.
         """
         held = self.snapshots.steps if self.snapshots.path is None else ()
         return {
             "completed": self.completed,
+            "peaks": [] if self._rates is None else self._rates.peaks,
             "schedule": _description(self.schedule),
             "store": self._identity,
             "held": {step: {name: e.read() for name, e in self.snapshots.entries(step).items()} for step in held},
@@ -178,6 +180,8 @@ class SnapshotEnsembler:
         if not {"completed", "schedule", "store", "held"} <= state.keys():
             raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
         saved, own = state["schedule"], _description(self.schedule)
+        if isinstance(saved, dict):  # a parameter that did not exist yet had its default
+            saved = {**_defaults(self.schedule), **saved}
         finished = state["completed"] == self.schedule.total_steps  # then the ends of the cycles no longer matter
         if not finished and saved not in (own, repr(self.schedule)):  # format 1 stored the repr
             raise MismatchError(
@@ -185,6 +189,8 @@ class SnapshotEnsembler:
                 "version began the run with cycles of unequal length, finish the run with that version"
             )
         self._on_rank_0(lambda: self._restore(state))
+        if self._rates is not None:
+            self._rates.restore(state.get("peaks", ()))  # format 1 has none
         self._continue_at(state["completed"])
 
     def rewind(self, step: int) -> None:
@@ -297,3 +303,9 @@ def _description(schedule: Schedule) -> dict[str, Any]:
     values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
     plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
     return {"type": type(schedule).__name__, **plain, **steps}
+
+
+def _defaults(schedule: Schedule) -> dict[str, Any]:
+    """The parameters of a schedule that have a default, with this default."""
+    known = getattr(schedule, "__dataclass_fields__", {})
+    return {name: field.default for name, field in known.items() if field.default is not MISSING}

@@ -198,9 +198,17 @@ def test_patterns_and_transforms_are_lists_joined_by_commas(folder, capsys):
     assert {*grow, *single} < set(listed)
 
 
+def test_the_settings_of_a_preset_are_overridden_and_varied(folder, capsys):
+    assert sweep("--preset", "cifar100-modern", "--lr", "0.1", "0.3", "--transforms", "mirror", "--dry-run") == 0
+    common = {"weight_decay": 5e-4, "decays": "weights", "warmup_epochs": 1, "transforms": ("mirror",)}
+    listed = [Path(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert listed == [of(lr=lr, **common) for lr in (0.1, 0.3)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--preset", "cifar"], "unknown preset 'cifar': choose from cifar10-modern"),
         (["--pattern", "warm"], "pattern must be given for the method grow, and for no other, got ('warm',)"),
         (["--network", "small", "resnet11"], "unknown network 'resnet11': did you mean resnet110"),
         (["--pack", "0"], "pack must be at least 1, got 0"),

@@ -14,6 +14,7 @@ def arg(metavar: str | None = None, hint: str = "") -> Any:
 
 Place = Annotated[Path | None, arg("PATH")]
 Flag = Annotated[bool, arg()]
+Preset = Annotated[str | None, arg("NAME")]
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, arg("RUN [RUN ...]", "(required)")]
 
 

@@ -12,7 +12,8 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Recipe, Settings
 from ..lab.recipe.variations import variations
 from . import processes
-from .options import Flag, PlanOptions, TrainingOptions, arg
+from .options import Flag, PlanOptions, Preset, TrainingOptions, arg
+from .preset import values_of_preset
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from ..lab.recipe.recipe import Dataset
@@ -54,6 +55,8 @@ class Sweep:
     settings: Several
     training: TrainingOptions
     plan: PlanOptions
+    preset: Preset = None
+    """Settings to start from, which other flags override: cifar10-modern, cifar100-modern, or folder-modern."""
     out: Path = Path("runs/sweep")
     """The folder for the run folders, which are named after their recipes. Finished runs are not trained again."""
     dry_run: Flag = False
@@ -68,6 +71,9 @@ class Sweep:
         values = {name: given for name, given in vars(self.settings).items() if given}
         for name in _LISTS.keys() & values.keys():
             values[name] = [tuple(word for word in text.split(",") if word) for text in values[name]]
+        if self.preset is not None:
+            common = values_of_preset(self.preset, values)
+            values = {**{name: [value] for name, value in common.items()}, **values}
         recipes, load = variations(values), Loader(self.training, keep=True)
         if "held_out" not in values:
             recipes = processes.world().agree(lambda: _with_held_out(recipes, load))

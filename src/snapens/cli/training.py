@@ -78,7 +78,7 @@ class Loader:
 
         chosen_device(self._options.device)
         import_from_here([recipe.network.name])
-        nets.require(recipe.network.name, dropout=recipe.network.dropout, stem_stride=recipe.network.stem_stride)
+        nets.require(**vars(recipe.network))
         if out is not None:
             require_outside_images([(recipe, out)], data_root(self._options.data))
             Run(out).admit(recipe, self._options.resume)

@@ -19,7 +19,7 @@ from ..errors import ArgumentError, MismatchError, StoreError
 from ..extras import package
 from ..schedule import CyclicCosine, Schedule
 from ..snapshots import Snapshots
-from ..weights import unwrap
+from ..weights import reject_fsdp1, unwrap
 from .lightning_steps import OptimizerSteps, expected_steps
 from .lightning_validation import Validation
 
@@ -189,6 +189,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._end(trainer)
 
     def _begin(self, trainer: Any, module: Any) -> None:
+        reject_fsdp1(trainer.model)  # Lightning wraps the module, which does not show it
         if not 0 <= self._index < len(trainer.optimizers):
             raise ArgumentError(
                 f"optimizer must be an index from 0 to {len(trainer.optimizers) - 1} of the optimizers that "

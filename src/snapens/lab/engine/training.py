@@ -266,6 +266,8 @@ class Training:
         cycle = self.schedule.snapshot_steps.index(ensembler.completed) + 1
         if self.recipe.method.begins_fresh(cycle):
             self.step.restart(cycle)
+        else:
+            self.step.continue_cycle()
 
     def _finish(self) -> None:
         self.close()
