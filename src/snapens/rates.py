@@ -35,7 +35,7 @@ class Rates:
         return [_peak(group) for group in self._optimizer.param_groups]
 
     def restore(self, peaks: Sequence[float]) -> None:
-        """Set the peaks of a checkpoint, which an optimizer that was loaded without them does not have."""
+        """Set the peaks from a checkpoint; an optimizer that was loaded without them has none."""
         groups = self._optimizer.param_groups
         for group, peak in zip(groups, peaks, strict=True) if len(groups) == len(peaks) else ():
             group["initial_lr"] = float(peak)

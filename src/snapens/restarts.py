@@ -56,9 +56,9 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
 def noisy_weights(scale: float, seed: int = 0) -> Callable[[SnapshotEnsembler], None]:
     """For `on_restart`: begin each cycle with noise on the weights, so that it ends in another minimum.
 
-    Normally distributed noise is added to every parameter with two or more dimensions; norms and biases stay as they
-    are. Its standard deviation is `scale` times the root mean square of the parameter. It depends on `seed` and on the
-    step only, so a resumed run repeats it, and all ranks add the same. A module passed as `keep` is not changed.
+    Normally distributed noise is added to every parameter with two or more dimensions; norms and biases are not
+    changed. Its standard deviation is `scale` times the root mean square of the parameter. It depends on `seed` and the
+    step only, so a resumed run repeats it, and all ranks add the same noise. A module passed as `keep` is not changed.
     """
     if not 0 < scale < math.inf:
         raise ArgumentError(f"scale must be a finite number greater than 0, got {scale!r}")

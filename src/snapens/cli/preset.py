@@ -10,7 +10,7 @@ from ..lab.recipe.value import look_up
 
 
 def with_flags_of_preset(arguments: Sequence[str]) -> list[str]:
-    """Arguments of `train` with the flags of their preset before all others: of equal flags the last one counts.
+    """Arguments of `train` with the flags of their preset before all others; the last of several equal flags counts.
 
     Examples:
         >>> with_flags_of_preset(["train", "--preset", "cifar10-modern", "--batch", "64"])[:5]

@@ -189,7 +189,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._end(trainer)
 
     def _begin(self, trainer: Any, module: Any) -> None:
-        reject_fsdp1(trainer.model)  # Lightning wraps the module, which does not show it
+        reject_fsdp1(trainer.model)  # Lightning may wrap the module from outside
         if not 0 <= self._index < len(trainer.optimizers):
             raise ArgumentError(
                 f"optimizer must be an index from 0 to {len(trainer.optimizers) - 1} of the optimizers that "

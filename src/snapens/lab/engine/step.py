@@ -188,7 +188,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def continue_cycle(self) -> None:
-        """Begin a cycle with the current weights: add the noise of the method, and reset the average if it says so."""
+        """Begin a cycle with the current weights: add noise and reset the average, as the recipe requires."""
         method, averaging = self.recipe.method, self.recipe.averaging
         if method.restart_noise:
             add_noise(self._parameters.values(), method.restart_noise, self.recipe.seed, int(self.completed))
