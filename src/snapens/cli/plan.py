@@ -132,7 +132,8 @@ def _follow(
     data = None if root is None else root.expanduser().resolve()
     work = Work(device, threads, data, here if str(here) in sys.path else None, curves)
     _say(
-        f"training {len(jobs)} runs in {len(packs)} packs; Ray can train {tasks} at a time, each on a {device.upper()}"
+        f"training {counted(jobs, 'run')} in {counted(packs, 'pack')}; Ray can train {counted(range(tasks), 'pack')} "
+        f"at a time, each on a {device.upper()}"
     )
     running = {path: Followed(recipe, path) for recipe, path in jobs}
     failed = False
@@ -155,6 +156,11 @@ def _follow(
 def _largest(plan: PlanOptions, device: str) -> int:
     """The largest number of runs in a pack."""
     return _LARGEST_PACK[device] if plan.pack is None else plan.pack
+
+
+def counted(items: Sequence[object], noun: str) -> str:
+    """The number of items with its noun, such as "2 runs"."""
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
 
 
 def _names(paths: Sequence[Path]) -> str:

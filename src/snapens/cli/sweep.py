@@ -33,7 +33,7 @@ def _option(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
         hint, shown = str, tyro.conf.arg(metavar="[LIST ...]", help=_LISTS[name], help_behavior_hint="")
     else:
         hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
-        shown = arg(hint="" if default is None else f"(default: {default})")
+        shown = arg(hint="" if default is None or default is False else f"(default: {default})")
     return name, Annotated[tuple[hint, ...], shown], field(default=())
 
 
@@ -90,18 +90,16 @@ class Sweep:
 
     def _list(self, jobs: "Jobs") -> None:
         """Print the runs by state, and the number of runs left to train."""
-        from .plan import packs_here, states
+        from .plan import counted, packs_here, states
 
         found = states(jobs)
         for state, paths in found.items():
             sys.stdout.write("".join(f"{state:12} {path}\n" for path in paths))
         left = [job for job in jobs if job[1] not in found["finished"]]
-        packs = "" if self.plan.ray is not None else f" in {_count(packs_here(left, self.training, self.plan), 'pack')}"
-        sys.stdout.write(f"{_count(jobs, 'run')}, {len(left)} left to train{packs}\n")
-
-
-def _count(items: Sequence[Any], noun: str) -> str:
-    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
+        packs = ""
+        if self.plan.ray is None:
+            packs = f" in {counted(packs_here(left, self.training, self.plan), 'pack')}"
+        sys.stdout.write(f"{counted(jobs, 'run')}, {len(left)} left to train{packs}\n")
 
 
 def _with_held_out(recipes: Sequence[Recipe], load: "Loader") -> list[Recipe]:
