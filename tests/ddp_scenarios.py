@@ -9,7 +9,7 @@ from rank_models import SCHEDULE, rejected, sgd, train
 from torch.nn.parallel import DistributedDataParallel
 
 from snapens import SnapshotEnsembler, Snapshots, fresh_weights
-from snapens.errors import ArgumentError, NonFiniteError, StoreError
+from snapens.errors import ArgumentError, NonFiniteError, SnapensError, StoreError
 
 
 def ddp(compiled=False):
@@ -54,6 +54,24 @@ def a_framework_passes_the_module_inside_the_wrapper(rank, path):
     assert Snapshots(path / "run").steps == (2, 4)
     again = partial(SnapshotEnsembler, model.module, optimizer, SCHEDULE, store=path / "run", process_group=group)
     rejected(StoreError, again, "holds those of steps 2, 4")
+
+
+class UnsendableError(Exception):
+    """An error that pickle writes but cannot restore."""
+
+    def __init__(self, what, where):
+        super().__init__(f"{what} on {where}")
+
+
+def an_error_that_cannot_be_sent_is_described_to_the_other_rank(rank, path):
+    def keep():
+        if rank == 1:
+            raise UnsendableError("no weights", "rank 1")
+        return {}
+
+    model = ddp()
+    kind, text = (SnapensError, "UnsendableError: no weights") if rank == 0 else (UnsendableError, "no weights")
+    rejected(kind, lambda: SnapshotEnsembler(model, sgd(model), SCHEDULE, keep=keep), f"{text} on rank 1")
 
 
 def fresh_weights_are_those_of_rank_0(rank, path):

@@ -750,6 +750,18 @@ def test_a_process_that_ends_early_warns_even_if_it_took_no_step(tmp_path):
     assert "ended after step 0 of 2, without a snapshot of cycles 1, 2:" in ended.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_the_end_of_a_forked_process_does_not_warn():
+    program = (
+        "import os, sys, torch, snapens; net = torch.nn.Linear(1, 1)\n"
+        "e = snapens.SnapshotEnsembler(net, torch.optim.SGD(net.parameters(), 0.1), snapens.CyclicCosine(1, 1))\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "os.wait(); e.step()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "ended after step" not in ended.stderr
+
+
 @pytest.mark.parametrize("end", ["finished", "closed", "only read"])
 def test_a_run_that_ends_as_intended_does_not_warn(net, caplog, tmp_path, end):
     ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
@@ -803,6 +815,21 @@ def test_a_function_as_keep_that_returns_something_else_is_rejected_at_the_start
     with pytest.raises(ArgumentError, match=words):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path / "run", keep=keep)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_function_as_keep_may_name_tied_weights_once(resident):
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    net[1].weight = net[0].weight
+    ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(4, 2), keep=lambda: dict(net.named_parameters()))
+    x, expected = torch.arange(5), []
+    for _ in range(4):
+        ensembler.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), x).backward()
+        ensembler.optimizer.step()
+        if ensembler.step() is not None:
+            expected.append(net(x).detach().softmax(-1))
+    torch.testing.assert_close(ensembler.ensemble(resident=resident)(x), torch.stack(expected).mean(0))
 
 
 def test_fresh_weights_work_with_a_function_as_keep(make_net):

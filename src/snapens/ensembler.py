@@ -1,6 +1,7 @@
 """SnapshotEnsembler: the one object in the user's training loop."""
 
 import logging
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
@@ -102,7 +103,7 @@ class SnapshotEnsembler:
         self._set_rates()
         log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
         if self.ranks.rank == 0:
-            weakref.finalize(self, _warn_of_early_end, self._progress, schedule, repr(self.snapshots))
+            weakref.finalize(self, _warn_of_early_end, self._progress, schedule, repr(self.snapshots), os.getpid())
 
     @property
     def completed(self) -> int:
@@ -269,9 +270,9 @@ class _Progress:
     closed: bool = False
 
 
-def _warn_of_early_end(progress: _Progress, schedule: Schedule, store: str) -> None:
+def _warn_of_early_end(progress: _Progress, schedule: Schedule, store: str, process: int) -> None:
     missing = [cycle for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > progress.completed]
-    if missing and not progress.closed:
+    if missing and not progress.closed and process == os.getpid():  # a forked process may end at any time
         log.warning(
             "the run in %s ended after step %d of %d, without a snapshot of %s %s: total_steps counts optimizer steps, "
             "and step() is called once after each; close() ends a run without this warning",

@@ -25,8 +25,9 @@ def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
             "keep must return tensors by their names in the model, with the shapes that they have there, got "
             f"{wrong[0]!r}: select them from model.named_parameters()"
         )
-    firsts: dict[int, Tensor] = {}  # tensors that are tied in the model are stored once
-    return {name: firsts.setdefault(id(known[name]), value) for name, value in found.items()}
+    firsts: dict[int, Tensor] = {}  # tensors that are tied in the model are stored once, under all of their names
+    stored = {name: firsts.setdefault(id(known[name]), value) for name, value in found.items()}
+    return stored | {name: firsts[id(live)] for name, live in known.items() if id(live) in firsts}
 
 
 def kept_by_all(model: nn.Module, keep: Keep, ranks: Ranks) -> dict[str, Tensor]:

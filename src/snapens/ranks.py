@@ -1,5 +1,6 @@
 """Ranks: the processes that train one model together."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import shards
-from .errors import ArgumentError
+from .errors import ArgumentError, SnapensError
 from .weights import layers, tensors
 
 
@@ -49,7 +50,7 @@ class Ranks:
         results: list[Any] = [None] * dist.get_world_size(self.group)
         parameter = next(self._model.parameters())
         with torch.cuda.device_of(parameter):  # type: ignore[no-untyped-call]  # NCCL uses the current GPU
-            dist.all_gather_object(results, (result, error), self.group)
+            dist.all_gather_object(results, (result, _sendable(error)), self.group)
         results[self.rank] = result, error  # the error with its traceback
         for _, error in results:
             if error is not None:
@@ -64,3 +65,12 @@ class Ranks:
         """Copy the tensor of rank 0 to all ranks, in place."""
         if self.group is not None:
             dist.broadcast(tensor, src=dist.get_global_rank(self.group, 0), group=self.group)
+
+
+def _sendable(error: BaseException | None) -> BaseException | None:
+    """The error, or its text in one of ours if pickle cannot restore it on the other ranks."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return SnapensError(f"{type(error).__name__}: {error}")
+    return error

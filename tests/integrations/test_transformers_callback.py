@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
 
-from snapens.integrations.transformers import EnsembleModel, SnapshotCallback  # noqa: E402
+from snapens.integrations.transformers import EnsembleModel, SnapshotCallback, save_ensemble  # noqa: E402
 from snapens.integrations.transformers.callback import trainable  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
@@ -367,8 +367,31 @@ def test_the_statistics_of_a_trained_batch_norm_belong_to_the_adapter(tmp_path):
     layers = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(4, 4), norm=torch.nn.BatchNorm1d(4)))
     model = peft.get_peft_model(layers, peft.LoraConfig(target_modules=["first"], modules_to_save=["norm"], r=2))
     expected = set(peft.get_peft_model_state_dict(model))  # what PEFT itself saves
-    assert {name.replace(".default", "").replace(".modules_to_save", "") for name in trainable(model)} == expected
+    stored = [name for name in trainable(model) if ".original_module." not in name]  # which PEFT does not use
+    assert {name.replace(".default", "").replace(".modules_to_save", "") for name in stored} == expected
     assert any("running_mean" in name for name in expected)
+
+
+def test_the_statistics_of_a_batch_norm_in_the_base_are_those_of_each_member(tmp_path):
+    seen = []
+
+    class Record(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model, **_):
+            if state.global_step in (3, 6):
+                seen.append(model.eval()(pixel_values=images).logits.detach().softmax(-1))
+
+    sizes = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "layer_type": "basic", "num_channels": 1}
+    torch.manual_seed(0)
+    base = transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes))
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["convolution"]))
+    images = torch.randn(16, 1, 8, 8) + 2
+    callback = SnapshotCallback(2, store=tmp_path / "run")
+    training = trainer(tmp_path, callback, Record(), model=model, remove_unused_columns=False)
+    training.train_dataset = [{"pixel_values": image, "labels": 0} for image in images]
+    training.train()
+    torch.testing.assert_close(callback.ensemble()(pixel_values=images), torch.stack(seen).mean(0))
+    with pytest.raises(ArgumentError, match=r"buffers of the base, .*running_mean: name its layer in modules_to_save"):
+        save_ensemble(tmp_path / "saved", callback.ensemble())
 
 
 def test_the_adapters_of_a_peft_model_are_resumed(tmp_path):

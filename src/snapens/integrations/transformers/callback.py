@@ -33,8 +33,8 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
     `train(resume_from_checkpoint=True)` with a new callback of the same arguments continues in the middle of a cycle.
 
     `keep`, `on_restart` and `on_nonfinite` are those of `SnapshotEnsembler`. For a PEFT model, a snapshot
-    contains only the trainable parameters and the buffers of their layers. A callback that updates an EMA must be
-    listed before this one.
+    contains only the trainable parameters and the buffers. A callback that updates an EMA must be listed before this
+    one.
 
     Examples:
         >>> callback = SnapshotCallback(cycles=5, store="runs/a")  # Trainer(..., callbacks=[callback])
@@ -176,14 +176,9 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """The trainable parameters by name, and the buffers of their layers: of a PEFT model, its adapter."""
-    every = tensors(model)
-    layers = {name.rpartition(".")[0] for name, tensor in every.items() if tensor.requires_grad}
-    return {
-        name: tensor
-        for name, tensor in every.items()
-        if tensor.requires_grad or (not isinstance(tensor, nn.Parameter) and name.rpartition(".")[0] in layers)
-    }
+    """The trainable parameters by name, and all buffers: training also changes the BatchNorm statistics of a base."""
+    every = tensors(model).items()
+    return {name: tensor for name, tensor in every if tensor.requires_grad or not isinstance(tensor, nn.Parameter)}
 
 
 def _follow(scheduler: LambdaLR, schedule: Schedule, step: int) -> None:

@@ -1,7 +1,7 @@
 """Ensembles in the folder layout of the Hub: Transformers and PEFT can also load each member alone."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...combination import Combination
@@ -161,6 +162,19 @@ def _check(ensemble: Ensemble) -> None:
             f"ensemble must have one adapter per member, made by peft.get_peft_model, got {adapters} in a "
             f"{type(newest).__name__}: remove the others"
         )
+    if adapters and (changed := _changed_buffer(ensemble.members)) is not None:
+        raise ArgumentError(
+            f"ensemble must have members with the same buffers of the base, which an adapter does not contain, got "
+            f"several values of {changed}: name its layer in modules_to_save, or train with this layer in eval mode"
+        )
+
+
+def _changed_buffer(members: Sequence[nn.Module]) -> str | None:
+    """The name of a buffer of the base that differs between members, such as a statistic of BatchNorm."""
+    first, *others = map(tensors, members)
+    buffers = (name for name, value in first.items() if not isinstance(value, nn.Parameter))
+    base = (name for name in buffers if ".modules_to_save." not in name)
+    return next((name for name in base if not all(torch.equal(first[name], one[name]) for one in others)), None)
 
 
 @contextmanager
