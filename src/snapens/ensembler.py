@@ -4,9 +4,8 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .kept import Keep, kept, kept_by_all
 from .ranks import Ranks
 from .rates import Rates
-from .schedule import Schedule
+from .schedule import Schedule, check_order, defaults, description
 from .snapshots import Snapshots, check_finite
 from .weights import reject_fsdp1, tensors
 
@@ -87,7 +86,7 @@ class SnapshotEnsembler:
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         reject_fsdp1(model)
         _check_owner(model, optimizer)
-        _check_order(schedule)
+        check_order(schedule)
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
         self.snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
         self.keep = model if keep is None else keep
@@ -171,7 +170,7 @@ class SnapshotEnsembler:
         return {
             "completed": self.completed,
             "peaks": [] if self._rates is None else self._rates.peaks,
-            "schedule": _description(self.schedule),
+            "schedule": description(self.schedule),
             "store": self._identity,
             "held": {step: {name: e.read() for name, e in self.snapshots.entries(step).items()} for step in held},
         }
@@ -180,9 +179,9 @@ class SnapshotEnsembler:
         """Return to the step of a checkpoint; snapshots after it are replaced when training reaches them again."""
         if not {"completed", "schedule", "store", "held"} <= state.keys():
             raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
-        saved, own = state["schedule"], _description(self.schedule)
+        saved, own = state["schedule"], description(self.schedule)
         if isinstance(saved, dict):  # a parameter that did not exist yet had its default
-            saved = {**_defaults(self.schedule), **saved}
+            saved = {**defaults(self.schedule), **saved}
         finished = state["completed"] == self.schedule.total_steps  # then the ends of the cycles no longer matter
         if not finished and saved not in (own, repr(self.schedule)):  # format 1 stored the repr
             raise MismatchError(
@@ -290,23 +289,3 @@ def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:
         raise ArgumentError(
             "optimizer must hold parameters of model, got one that holds none: build it from model.parameters()"
         )
-
-
-def _check_order(schedule: Schedule) -> None:
-    steps = (0, *schedule.snapshot_steps)
-    if steps[-1] != schedule.total_steps or any(a >= b for a, b in pairwise(steps)):
-        raise ArgumentError(f"snapshot_steps must ascend to total_steps={schedule.total_steps}, got {steps[1:]}")
-
-
-def _description(schedule: Schedule) -> dict[str, Any]:
-    """The type, steps and parameters of a schedule, as plain values that JSON can store."""
-    steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
-    values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
-    plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
-    return {"type": type(schedule).__name__, **plain, **steps}
-
-
-def _defaults(schedule: Schedule) -> dict[str, Any]:
-    """The parameters of a schedule that have a default, with this default."""
-    known = getattr(schedule, "__dataclass_fields__", {})
-    return {name: field.default for name, field in known.items() if field.default is not MISSING}

@@ -3,8 +3,9 @@
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, MISSING, dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from .errors import ArgumentError
@@ -156,6 +157,27 @@ class StepDecay(Schedule):
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         return self.gamma ** sum(step >= round(share * self.total_steps) for share in self.milestones)
+
+
+def check_order(schedule: Schedule) -> None:
+    """Reject a user's own schedule whose snapshot steps do not ascend to the last step."""
+    steps = (0, *schedule.snapshot_steps)
+    if steps[-1] != schedule.total_steps or any(a >= b for a, b in pairwise(steps)):
+        raise ArgumentError(f"snapshot_steps must ascend to total_steps={schedule.total_steps}, got {steps[1:]}")
+
+
+def description(schedule: Schedule) -> dict[str, Any]:
+    """The type, steps and parameters of a schedule, as plain values that JSON can store."""
+    steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
+    values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
+    plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
+    return {"type": type(schedule).__name__, **plain, **steps}
+
+
+def defaults(schedule: Schedule) -> dict[str, Any]:
+    """The parameters of a schedule that have a default, with this default."""
+    known = getattr(schedule, "__dataclass_fields__", {})
+    return {name: field.default for name, field in known.items() if field.default is not MISSING}
 
 
 def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int, first: float = 1) -> tuple[int, ...]:
