@@ -76,7 +76,7 @@ class Settings:
     """For grow: the start of each cycle after the first, such as warm warm fresh; repeated as needed."""
     held_out: int | None = None
     """The number of training examples to hold out, so that a combination can be chosen on them.
-    By default, `snapens train` holds out a tenth of your own data, and no examples of other data sets."""
+    By default, the commands hold out a tenth of your own data, and no examples of other data sets."""
     held_out_seed: int = 0
     """The seed that selects the held-out examples."""
 
