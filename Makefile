@@ -1,6 +1,8 @@
 # Every target sets up what it needs in .venv; PYTHON=python3.12 make test chooses another interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
+# the number of processes that run the tests
+WORKERS ?= 2
 # spinning OpenMP threads cost tenfold on a busy machine
 export OMP_NUM_THREADS ?= 1
 
@@ -10,10 +12,10 @@ demo: .venv/.installed
 	$(BIN)/snapens demo
 
 test: lint docs
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS)
 
 test-long: lint
-	$(BIN)/pytest -m ""
+	$(BIN)/pytest -n $(WORKERS) -m ""
 
 lint: .venv/.ready
 	$(BIN)/ruff check

@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from snapens import Ensemble, SnapshotEnsembler, Snapshots, fresh_weights
+from snapens import Ensemble, SnapshotEnsembler, Snapshots, fresh_weights, noisy_weights
 from snapens.errors import ArgumentError, NonFiniteError, StoreError
+from snapens.restarts import add_noise
 from snapens.weights import tensors
 
 
@@ -229,6 +230,16 @@ def fresh_weights_are_those_of_rank_0(rank, path):
     for found in (whole(model), whole(ema)):
         equal(found, expected)
     assert not ensembler.optimizer.state
+
+
+def noise_is_that_of_the_whole_weights(rank, path):
+    model, plain = sharded(), Net(classes=5)
+    plain.load_state_dict(whole(model))
+    ensembler = SnapshotEnsembler(model, sgd(model), SCHEDULE)
+    noisy_weights(0.1, seed=3)(ensembler)
+    add_noise(plain.parameters(), 0.1, seed=3, step=0)
+    equal(whole(model), plain.state_dict())
+    ensembler.close()
 
 
 def an_ensemble_needs_a_plain_model(rank, path):

@@ -447,6 +447,18 @@ def test_the_rate_and_the_peaks_are_restored_in_any_order_of_loading(make_net):
         assert again.completed == 6
 
 
+def test_the_peaks_are_restored_if_the_optimizer_was_loaded_without_them(make_net):
+    """As torch.distributed.checkpoint does: it loads only the entries that the optimizer already has."""
+    net = make_net()
+    first = SnapshotEnsembler(net, sgd(net), SCHEDULE)
+    train(net, first.optimizer, first, 6)
+    optimizer = sgd(net, lr=first.optimizer.param_groups[0]["lr"])  # the rate of step 6, half of the peak
+    again = SnapshotEnsembler(net, optimizer, SCHEDULE)
+    again.load_state_dict(saved(first.state_dict()))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert train(net, optimizer, again, 3)[1][2] == [0.1]  # the first step of the last cycle
+
+
 def test_resuming_without_a_checkpoint_replaces_nothing(net, tmp_path):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
@@ -495,7 +507,7 @@ def test_a_folder_that_lost_a_snapshot_of_the_checkpoint_is_rejected(net, tmp_pa
     train(net, optimizer, ensembler, 5)
     state = ensembler.state_dict()
     state["store"]["snapshots"] = {2: "gone", **state["store"]["snapshots"]}
-    with pytest.raises(MismatchError, match=r"lost or replaced \[2\]: restore the folder"):
+    with pytest.raises(MismatchError, match=r"\[2\] are missing or replaced: restore the folder"):
         ensembler.load_state_dict(state)
 
 
@@ -508,7 +520,7 @@ def test_a_checkpoint_of_an_abandoned_course_of_training_is_rejected(net, tmp_pa
     late = ensembler.state_dict()
     ensembler.load_state_dict(early)
     train(net, optimizer, ensembler, 2)  # stores another snapshot at step 4
-    with pytest.raises(MismatchError, match=r"lost or replaced \[4\]"):
+    with pytest.raises(MismatchError, match=r"\[4\] are missing or replaced"):
         ensembler.load_state_dict(late)
     assert ensembler.snapshots.steps == (4,)
 
@@ -639,6 +651,14 @@ def test_a_finished_checkpoint_with_other_cycles_loads_and_an_unfinished_one_is_
         ensembler.load_state_dict(state)
     ensembler.load_state_dict({**state, "completed": 11})
     assert ensembler.completed == 11
+
+
+def test_a_checkpoint_written_before_a_parameter_existed_has_its_default(net):
+    state = SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 3)).state_dict()
+    del state["schedule"]["first"]
+    SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 3)).load_state_dict(state)
+    with pytest.raises(MismatchError, match="schedule must be that of the checkpoint"):
+        SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 3, first=2)).load_state_dict(state)
 
 
 def test_a_checkpoint_of_a_folder_store_survives_json(net, tmp_path):
@@ -785,8 +805,8 @@ def test_a_function_as_keep_stores_only_its_tensors(net, tmp_path):
 @pytest.mark.parametrize(
     ("keep", "words"),
     [
-        (lambda: [torch.ones(1)], "keep must return a dict of names and tensors, got list"),
-        (lambda: {"head.bias": 1.0}, "keep must return a dict of names and tensors, got dict"),
+        (lambda: [torch.ones(1)], "keep must return a dict from names to tensors, got list"),
+        (lambda: {"head.bias": 1.0}, "keep must return a dict from names to tensors, got dict"),
         (lambda: {"bias": torch.ones(3)}, "by their names in the model, .* got 'bias'"),
         (lambda: {"head.bias": torch.ones(4)}, "shapes that they have there, got 'head.bias'"),
     ],

@@ -100,6 +100,46 @@ def test_warm_up_counts_inside_the_total_and_shifts_captures_with_cycles():
     assert [StepDecay(10, warmup_steps=1)(step) for step in range(3)] == [0.5, 1.0, 1.0]
 
 
+def test_the_first_cycle_is_as_many_times_as_long_as_the_others():
+    for total, cycles, first, warmup in [
+        (120, 3, 2, 0),
+        (125, 3, 2, 5),
+        (100, 5, 6.0, 0),
+        (70, 4, 1.5, 0),
+        (36, 6, 2.2, 0),
+    ]:
+        schedule = CyclicCosine(total, cycles, first=first, warmup_steps=warmup)
+        ends = (warmup, *schedule.snapshot_steps)
+        lengths = [end - begin for begin, end in pairwise(ends)]
+        unit = (total - warmup) / (first + cycles - 1)
+        assert ends[-1] == total
+        assert abs(lengths[0] - first * unit) < 1
+        assert all(abs(length - unit) < 1 for length in lengths[1:])
+    assert CyclicCosine(125, 3, first=2, warmup_steps=5).snapshot_steps == (65, 95, 125)
+    assert CyclicCosine(36, 6, first=2.2).snapshot_steps == (11, 16, 21, 26, 31, 36)
+
+
+def test_a_longer_first_cycle_is_a_cosine_of_its_own_length():
+    schedule = CyclicCosine(10, 3, first=3, min_factor=0.1)
+    assert schedule.snapshot_steps == (6, 8, 10)
+    cosine = lambda length: [0.1 + 0.9 * (math.cos(math.pi * i / length) + 1) / 2 for i in range(length)]  # noqa: E731
+    assert [schedule(step) for step in range(10)] == [*cosine(6), *cosine(2), *cosine(2)]
+    assert schedule.restart_steps == (6, 8)
+
+
+def test_a_first_cycle_like_the_others_changes_neither_a_value_nor_the_text():
+    rng = random.Random(1)
+    for _ in range(200):
+        cycles, warmup = rng.randint(1, 9), rng.randint(0, 5)
+        total = warmup + cycles + rng.randint(0, 300)
+        schedule, steps = CyclicCosine(total, cycles, warmup_steps=warmup, first=1), total - warmup
+        assert schedule == CyclicCosine(total, cycles, warmup_steps=warmup)
+        assert schedule.snapshot_steps == tuple(warmup + (k + 1) * steps // cycles for k in range(cycles))
+        text = f"warmup_steps={warmup}, min_factor=0.0, snapshot_steps={schedule.snapshot_steps})"
+        assert repr(schedule) == f"CyclicCosine(total_steps={total}, cycles={cycles}, {text}"
+    assert "min_factor=0.0, first=4, snapshot_steps=(8, 10, 12)" in repr(CyclicCosine(12, 3, first=4))
+
+
 def test_min_factor_is_the_floor():
     schedule = CyclicCosine(100, 2, min_factor=0.1)
     assert schedule(0) == 1.0
@@ -163,6 +203,10 @@ def test_a_schedule_of_your_own_has_a_table_too():
         (lambda: CyclicCosine(4, 2, warmup_steps=-1), "warmup_steps must be an int of at least 0, got -1"),
         (lambda: CyclicCosine(4, 2, min_factor=1.0), "min_factor must be at least 0 and less than 1, got 1.0"),
         (lambda: CyclicCosine(4, 2, min_factor=math.nan), "min_factor"),
+        (lambda: CyclicCosine(12, 3, first=0.5), "first must be a finite number of at least 1, got 0.5"),
+        (lambda: CyclicCosine(12, 3, first=math.inf), "first must be a finite number of at least 1, got inf"),
+        (lambda: CyclicCosine(12, 3, first=math.nan), "first must be a finite number of at least 1, got nan"),
+        (lambda: CyclicCosine(9, 3, first=7.5, warmup_steps=1), "got 9: use total_steps=11 or a smaller first"),
         (lambda: CyclicCosine(4, 2)(-1), "step must be at least 0, got -1"),
         (lambda: StepDecay(4)(-1), "step must be at least 0, got -1"),
         (lambda: StepDecay(3, 4), "use total_steps=4 or snapshots=3"),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .errors import SnapensError as SnapensError
     from .outputs import Outputs as Outputs
     from .restarts import fresh_weights as fresh_weights
+    from .restarts import noisy_weights as noisy_weights
     from .restarts import reset_momentum as reset_momentum
     from .schedule import CyclicCosine as CyclicCosine
     from .schedule import Schedule as Schedule
@@ -31,6 +32,7 @@ _HOMES = {
     "Snapshots": "snapshots",
     "StepDecay": "schedule",
     "fresh_weights": "restarts",
+    "noisy_weights": "restarts",
     "reset_momentum": "restarts",
 }
 

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from os import PathLike
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .kept import Keep, kept, kept_by_all
 from .ranks import Ranks
 from .rates import Rates
-from .schedule import Schedule
+from .schedule import Schedule, check_order, defaults, description
 from .snapshots import Snapshots, check_finite
 from .weights import reject_fsdp1, tensors
 
@@ -37,7 +36,8 @@ class SnapshotEnsembler:
     - `resume`: accept a store that already holds snapshots; call `load_state_dict` or `rewind` before `step()`.
     - `keep`: the module to store, if it is not the trained one (such as an EMA copy, updated before `step()`); or a
       function that returns the tensors to store, by the names that they have in the model (such as adapters only).
-    - `on_restart`: called with this object when a new cycle begins; see `fresh_weights` and `reset_momentum`.
+    - `on_restart`: called with this object when a new cycle begins; see `fresh_weights`,
+      `noisy_weights` and `reset_momentum`.
     - `on_nonfinite`: "raise" an error, or "skip" the snapshot, if the weights at a minimum contain a NaN or infinity.
     - `drive_lr`: False leaves the rates unchanged.
     - `process_group`: the processes that train the model, where a framework hides the DDP wrapper. Under DDP and FSDP2
@@ -86,7 +86,7 @@ class SnapshotEnsembler:
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         reject_fsdp1(model)
         _check_owner(model, optimizer)
-        _check_order(schedule)
+        check_order(schedule)
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
         self.snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
         self.keep = model if keep is None else keep
@@ -147,7 +147,7 @@ class SnapshotEnsembler:
         """
         if self.snapshots.path is None and self.ranks.rank != 0:
             raise ArgumentError(
-                "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has"
+                "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has: pass a path"
             )
         known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
         if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
@@ -162,14 +162,15 @@ class SnapshotEnsembler:
         self.snapshots.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of completed steps, the schedule, the identity of the store and the snapshots of a memory store.
+        """The completed steps, peak rates, schedule, identity of the store, and the snapshots of a memory store.
 
         These are plain values and tensors only. The user saves the model, the optimizer and the random state.
         """
         held = self.snapshots.steps if self.snapshots.path is None else ()
         return {
             "completed": self.completed,
-            "schedule": _description(self.schedule),
+            "peaks": [] if self._rates is None else self._rates.peaks,
+            "schedule": description(self.schedule),
             "store": self._identity,
             "held": {step: {name: e.read() for name, e in self.snapshots.entries(step).items()} for step in held},
         }
@@ -178,7 +179,9 @@ class SnapshotEnsembler:
         """Return to the step of a checkpoint; snapshots after it are replaced when training reaches them again."""
         if not {"completed", "schedule", "store", "held"} <= state.keys():
             raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
-        saved, own = state["schedule"], _description(self.schedule)
+        saved, own = state["schedule"], description(self.schedule)
+        if isinstance(saved, dict):  # a parameter that did not exist yet had its default
+            saved = {**defaults(self.schedule), **saved}
         finished = state["completed"] == self.schedule.total_steps  # then the ends of the cycles no longer matter
         if not finished and saved not in (own, repr(self.schedule)):  # format 1 stored the repr
             raise MismatchError(
@@ -186,6 +189,8 @@ class SnapshotEnsembler:
                 "version began the run with cycles of unequal length, finish the run with that version"
             )
         self._on_rank_0(lambda: self._restore(state))
+        if self._rates is not None:
+            self._rates.restore(state.get("peaks", ()))  # format 1 has none
         self._continue_at(state["completed"])
 
     def rewind(self, step: int) -> None:
@@ -222,10 +227,10 @@ class SnapshotEnsembler:
             store.rewind(0)
             for step, held in state["held"].items():
                 store.commit(step, held)
-        saved = {int(step): name for step, name in kept["snapshots"].items()}  # JSON makes strings of the steps
+        saved = {int(step): name for step, name in kept["snapshots"].items()}  # JSON converts the steps to strings
         if store.path is not None and (lost := dict(saved.items() - store.identity["snapshots"].items())):
             raise MismatchError(
-                f"store must hold the checkpoint's snapshots, but {store} lost or replaced {sorted(lost)}: "
+                f"store must hold the checkpoint's snapshots, but in {store} {sorted(lost)} are missing or replaced: "
                 "restore the folder, or resume from the checkpoint that was used last"
             )
         store.rewind(state["completed"])
@@ -258,7 +263,7 @@ class SnapshotEnsembler:
 
 @dataclass
 class _Progress:
-    """How far a run is. The warning of an early end outlives the ensembler, so this is a separate object."""
+    """The progress of a run. A separate object, because the warning of an early end is logged without the ensembler."""
 
     completed: int = 0
     closed: bool = False
@@ -284,17 +289,3 @@ def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:
         raise ArgumentError(
             "optimizer must hold parameters of model, got one that holds none: build it from model.parameters()"
         )
-
-
-def _check_order(schedule: Schedule) -> None:
-    steps = (0, *schedule.snapshot_steps)
-    if steps[-1] != schedule.total_steps or any(a >= b for a, b in pairwise(steps)):
-        raise ArgumentError(f"snapshot_steps must ascend to total_steps={schedule.total_steps}, got {steps[1:]}")
-
-
-def _description(schedule: Schedule) -> dict[str, Any]:
-    """The type, steps and parameters of a schedule, as plain values that JSON can store."""
-    steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
-    values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
-    plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
-    return {"type": type(schedule).__name__, **plain, **steps}

@@ -1,4 +1,4 @@
-"""Kept: the tensors of a model that its snapshots store."""
+"""The tensors of a model that its snapshots store."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,21 +17,21 @@ def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
     """The live tensors that a snapshot stores, by their names in the model."""
     if isinstance(keep, nn.Module):
         return tensors(keep)
-    known, found = tensors(model), keep()  # in this order: for a state_dict, FSDP2 shards its parameters again
+    known, found = tensors(model), keep()  # in this order: state_dict() makes FSDP2 shard parameters again
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ArgumentError(f"keep must return a dict of names and tensors, got {type(found).__name__}")
+        raise ArgumentError(f"keep must return a dict from names to tensors, got {type(found).__name__}")
     if wrong := [name for name, value in found.items() if name not in known or known[name].shape != value.shape]:
         raise ArgumentError(
             "keep must return tensors by their names in the model, with the shapes that they have there, got "
             f"{wrong[0]!r}: select them from model.named_parameters()"
         )
-    firsts: dict[int, Tensor] = {}  # what is tied in the model is stored once, under all of its names
+    firsts: dict[int, Tensor] = {}  # tensors that are tied in the model are stored once, under all of their names
     stored = {name: firsts.setdefault(id(known[name]), value) for name, value in found.items()}
     return stored | {name: firsts[id(live)] for name, live in known.items() if id(live) in firsts}
 
 
 def kept_by_all(model: nn.Module, keep: Keep, ranks: Ranks) -> dict[str, Tensor]:
-    """`kept` on all ranks, which gather the sharded tensors in turn: these must have the same order everywhere."""
+    """`kept` on all ranks. They gather sharded tensors one at a time, so the order must be the same on all ranks."""
     found: dict[str, Tensor] = {}
 
     def names() -> list[str]:

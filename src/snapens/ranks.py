@@ -15,10 +15,10 @@ from .weights import layers, tensors
 
 
 class Ranks:
-    """One process, or those of a process group. Rank 0 uses the store, and all ranks get its result or its error.
+    """One process, or the processes of a group. Rank 0 uses the store, and all ranks get its result or its error.
 
-    The group is that of the model's DDP wrapper or, under FSDP2, of its parameters, unless another is given, because
-    some frameworks hide the wrapper.
+    By default, the group is that of the model's DDP wrapper or, under FSDP2, of its parameters. If a framework hides
+    the wrapper, the group must be given.
     """
 
     def __init__(self, model: nn.Module, group: Any = None) -> None:
@@ -39,7 +39,7 @@ class Ranks:
         return 0 if self.group is None else dist.get_rank(self.group)
 
     def together(self, action: Callable[[], Any]) -> list[Any]:
-        """Call `action` on every rank and return the results of all ranks; an error on one is raised on all."""
+        """Call `action` on every rank and return the results of all ranks; an error on one rank is raised on all."""
         if self.group is None:
             return [action()]
         result, error = None, None
@@ -58,7 +58,7 @@ class Ranks:
         return [result for result, _ in results]
 
     def on_first(self, action: Callable[[], Any], others: Callable[[], Any] = lambda: None) -> Any:
-        """Call `action` on rank 0, and return its result on all ranks; `others` is what the other ranks call."""
+        """Call `action` on rank 0 and `others` on the other ranks; return the result of rank 0 on all ranks."""
         return self.together(action if self.rank == 0 else others)[0]
 
     def broadcast(self, tensor: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,13 +22,23 @@ class Rates:
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule) -> None:
         self._optimizer, self._schedule = optimizer, schedule
-        self.peaks = [_peak(group) for group in optimizer.param_groups]
         if not any(self.peaks):
             raise ArgumentError("lr must be greater than 0 in at least one group, got 0 in all of them: set it")
         if isinstance(shared := optimizer.defaults.get("lr"), Tensor):
             optimizer.defaults["lr"] = shared.clone()  # groups that are added later must start at the peak
         self._last: list[tuple[dict[str, Any], float]] = []  # the groups with float rates, and the rates that were set
         self._warned = False
+
+    @property
+    def peaks(self) -> list[float]:
+        """The peak of each group."""
+        return [_peak(group) for group in self._optimizer.param_groups]
+
+    def restore(self, peaks: Sequence[float]) -> None:
+        """Set the peaks from a checkpoint; an optimizer that was loaded without them has none."""
+        groups = self._optimizer.param_groups
+        for group, peak in zip(groups, peaks, strict=True) if len(groups) == len(peaks) else ():
+            group["initial_lr"] = float(peak)
 
     def set(self, step: int) -> None:
         """Set the rates of a step, counted from 0."""

@@ -18,8 +18,8 @@ class Replicas(nn.ModuleList):
     """One replica per member if they are resident, otherwise one through which members are streamed.
 
     A member is a set of entries: where each tensor is stored. Equal entries have equal content, so resident replicas
-    share tensors, and a streamed replica reads only the tensors that differ. Unless `strict`, the tensors that a member
-    lacks are those of the model, and all members must lack the same.
+    share tensors, and a streamed replica reads only the tensors that differ. If not `strict`, tensors that a member
+    lacks are taken from the model, and all members must lack the same tensors.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Replicas(nn.ModuleList):
         return next(iter(tensors(self[0]).values())).device
 
     def add(self, member: Member, snapshots: Snapshots) -> None:
-        """Make a member known, without reading its tensors."""
+        """Register a member, without reading its tensors."""
         if member not in self._entries:
             entries = snapshots.entries(member[1])
             if not self._strict:

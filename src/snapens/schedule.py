@@ -2,7 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, field
+from bisect import bisect_right
+from dataclasses import KW_ONLY, MISSING, dataclass, field
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from .errors import ArgumentError
@@ -44,7 +47,8 @@ class CyclicCosine(Schedule):
     """The paper's equation 2: `cycles` cosines from 1 down to `min_factor`, a snapshot at the end of each.
 
     Cycle k, counted from 0, ends after `warmup_steps + (k + 1) * (T - warmup_steps) // M` steps: any T of at least M
-    steps after the warm-up works, and the lengths of two cycles differ by at most one step.
+    steps after the warm-up works, and the lengths of two cycles differ by at most one step. With `first`, the first
+    cycle is that many times as long as each of the others.
 
     Examples:
         >>> schedule = CyclicCosine(total_steps=12, cycles=3)
@@ -57,6 +61,8 @@ class CyclicCosine(Schedule):
                1          0        0.1          3    0.01464
                2          4        0.1          7    0.01464
                3          8        0.1         11    0.01464
+        >>> CyclicCosine(total_steps=12, cycles=3, first=4).snapshot_steps
+        (8, 10, 12)
     """
 
     total_steps: int
@@ -64,12 +70,26 @@ class CyclicCosine(Schedule):
     _: KW_ONLY
     warmup_steps: int = 0
     min_factor: float = 0.0
+    first: float = 1.0
     snapshot_steps: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        steps = _cycle_ends(self.total_steps, "cycles", self.cycles, self.warmup_steps)
+        _require(1 <= self.first < math.inf, "first", "be a finite number of at least 1", self.first)
+        steps = _cycle_ends(self.total_steps, "cycles", self.cycles, self.warmup_steps, self.first)
         _require(0 <= self.min_factor < 1, "min_factor", "be at least 0 and less than 1", self.min_factor)
         object.__setattr__(self, "snapshot_steps", steps)
+
+    def __repr__(self) -> str:
+        # without `first` at its default: checkpoints of format 1 hold this text
+        names = (
+            "total_steps",
+            "cycles",
+            "warmup_steps",
+            "min_factor",
+            *["first"] * (self.first != 1),
+            "snapshot_steps",
+        )
+        return f"CyclicCosine({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def restart_steps(self) -> tuple[int, ...]:
@@ -86,10 +106,9 @@ class CyclicCosine(Schedule):
         if step >= self.total_steps:
             return self.min_factor
         # 3. eq. 2 counts t from 1; step counts from 0
-        steps, done = self.total_steps - self.warmup_steps, step - self.warmup_steps
-        cycle = ((done + 1) * self.cycles - 1) // steps  # the first cycle that ends after this step
-        begin, end = cycle * steps // self.cycles, (cycle + 1) * steps // self.cycles
-        cosine = (math.cos(math.pi * (done - begin) / (end - begin)) + 1) / 2
+        cycle = bisect_right(self.snapshot_steps, step)  # the first cycle that ends after this step
+        begin, end = self.snapshot_steps[cycle - 1] if cycle else self.warmup_steps, self.snapshot_steps[cycle]
+        cosine = (math.cos(math.pi * (step - begin) / (end - begin)) + 1) / 2
         return self.min_factor + (1 - self.min_factor) * cosine
 
 
@@ -140,8 +159,29 @@ class StepDecay(Schedule):
         return self.gamma ** sum(step >= round(share * self.total_steps) for share in self.milestones)
 
 
-def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int) -> tuple[int, ...]:
-    """The completed steps at the end of each of `count` cycles after the warm-up; lengths differ by at most one."""
+def check_order(schedule: Schedule) -> None:
+    """Reject a user's own schedule whose snapshot steps do not ascend to the last step."""
+    steps = (0, *schedule.snapshot_steps)
+    if steps[-1] != schedule.total_steps or any(a >= b for a, b in pairwise(steps)):
+        raise ArgumentError(f"snapshot_steps must ascend to total_steps={schedule.total_steps}, got {steps[1:]}")
+
+
+def description(schedule: Schedule) -> dict[str, Any]:
+    """The type, steps and parameters of a schedule, as plain values that JSON can store."""
+    steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
+    values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
+    plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
+    return {"type": type(schedule).__name__, **plain, **steps}
+
+
+def defaults(schedule: Schedule) -> dict[str, Any]:
+    """The parameters of a schedule that have a default, with this default."""
+    known = getattr(schedule, "__dataclass_fields__", {})
+    return {name: field.default for name, field in known.items() if field.default is not MISSING}
+
+
+def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int, first: float = 1) -> tuple[int, ...]:
+    """The completed steps at the end of each of `count` cycles after the warm-up, the first `first` times as long."""
     for argument, value, least in (
         ("total_steps", total_steps, 1),
         (name, count, 1),
@@ -155,7 +195,14 @@ def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int) -> t
             f"total_steps must have at least one step for each of {name}={count} after warmup_steps={warmup_steps}, "
             f"got {total_steps}: use total_steps={warmup_steps + count}{remedy}"
         )
-    return tuple(warmup_steps + (k + 1) * steps // count for k in range(count))
+    longer = Fraction(str(first))  # exact: the last cycle must end with the last step
+    least = math.ceil(longer) + count - 1
+    if steps < least:
+        raise ArgumentError(
+            f"total_steps must have at least one step per cycle, and first={first} for the first, after warmup_steps="
+            f"{warmup_steps}, got {total_steps}: use total_steps={warmup_steps + least} or a smaller first"
+        )
+    return tuple(warmup_steps + math.floor((longer + k) * steps / (longer + count - 1)) for k in range(count))
 
 
 def _require(rule: bool, argument: str, must: str, value: Any) -> None:

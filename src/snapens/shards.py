@@ -12,7 +12,7 @@ from .errors import ArgumentError
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether each rank holds only a part of the tensor."""
-    # importing DTensor takes time; if it was not imported, no tensor is one
+    # importing DTensor takes time; if it was not imported, no tensor can be a DTensor
     return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
@@ -54,6 +54,6 @@ def process_group(tensors: list[Any]) -> dist.ProcessGroup | None:
     if mesh.size() == dist.get_world_size():
         return dist.group.WORLD
     raise ArgumentError(
-        "process_group must be given if the mesh of the model has several dimensions and not all processes, "
+        "process_group must be given if the device mesh of the model has several dimensions but not all processes, "
         f"got {mesh}: pass the group of the processes that train this model"
     )

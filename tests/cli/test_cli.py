@@ -17,7 +17,19 @@ from snapens.lab import data
 from snapens.lab.data import glyphs
 from snapens.lab.engine import pack as engine
 from snapens.lab.paper import cells as paper
-from snapens.lab.recipe import Settings, presets
+from snapens.lab.recipe import (
+    SGD,
+    Budget,
+    Cutout,
+    Dataset,
+    Mirror,
+    Network,
+    Recipe,
+    Settings,
+    Snapshot,
+    TrivialAugment,
+    presets,
+)
 from snapens.lab.records.run import Run
 from snapens.outputs import Outputs
 
@@ -87,6 +99,30 @@ def test_a_recipe_is_trained_and_its_snapshots_are_shown(folder, capsys):
     assert f"{100 * run.outputs().ensemble_errors[-1]:.2f}" in out
     assert "run: epoch 6.0 / 6" in err
     assert "done" in err
+
+
+def test_a_preset_is_a_name_for_flags_which_other_flags_override(folder):
+    assert train("--preset", "cifar100-modern", "--lr", "0.02", "--weight-decay=0.001") == 0
+    assert Run("run").recipe == Recipe(
+        Network("mine:plain"),
+        Dataset("arrays"),
+        Snapshot(2),
+        Budget(epochs=6, batch=8, warmup_epochs=1),
+        SGD(lr=0.02, weight_decay=0.001, decays="weights"),
+        transforms=(Mirror(), TrivialAugment(), Cutout(16)),
+    )
+
+
+def test_an_unknown_preset_is_rejected(folder, capsys):
+    assert train("--preset=cifar100") == 2
+    assert "snapens: unknown preset 'cifar100': did you mean cifar100-modern" in capsys.readouterr().err
+
+
+def test_the_help_names_every_preset(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in presets.PRESETS)
 
 
 def test_the_data_is_found_by_the_variable_too(folder, monkeypatch):
@@ -403,7 +439,10 @@ def test_a_run_begun_before_is_resumed_only_when_told_and_curves_come_later(fold
     )
     engine.train([training], stop=lambda: training.completed > 5)
     assert main(command) == 2
-    assert "run must be finished or not begun, got runs/paper/tiny-npz-snapshot-seed0" in capsys.readouterr().err
+    assert (
+        "interrupted runs must be continued with --resume, got runs/paper/tiny-npz-snapshot-seed0"
+        in capsys.readouterr().err
+    )
     assert main([*command, "--resume", "--no-curves"]) == 0
     assert Run("runs/paper/tiny-npz-snapshot-seed0").curves() is None
     assert main(command) == 0

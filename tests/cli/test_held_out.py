@@ -53,7 +53,7 @@ def test_a_default_folder_is_named_after_the_recipe_with_the_number(folder, caps
     assert train("--held-out", "4", out=()) == 2  # the same recipe
     assert "run must be a folder without a run" in capsys.readouterr().err
     assert train("--resume", out=()) == 0
-    assert "is finished already" in capsys.readouterr().err
+    assert "is already finished" in capsys.readouterr().err
     assert train("--held-out", "0", out=()) == 0
     assert len(list((folder / "runs").iterdir())) == 2
 
@@ -63,7 +63,7 @@ def test_a_resumed_run_keeps_its_number_and_needs_no_data_once_it_is_finished(fo
     (folder / "tiny.npz").unlink()
     assert train("--resume") == 0
     err = capsys.readouterr().err
-    assert "run is finished already" in err
+    assert "run is already finished" in err
     assert train("--resume", "--held-out", "4") == 2
     assert "dataset.held_out: 6, 4" in capsys.readouterr().err
 

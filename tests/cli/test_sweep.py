@@ -164,7 +164,7 @@ def test_a_dry_run_lists_the_runs_and_a_finished_one_is_not_repeated(folder, cap
     )
     assert not of(seed=1).exists()
     assert sweep("--seed", "0", "1") == 0
-    assert f"{of(seed=0)} is finished already\n" in capsys.readouterr().err
+    assert f"{of(seed=0)} is already finished\n" in capsys.readouterr().err
     after = snapshots("runs")
     assert_equal(before, {key: after[key] for key in before})
     assert sweep("--seed", "0", "1") == 0
@@ -174,7 +174,7 @@ def test_an_interrupted_sweep_continues_with_resume_to_the_same_snapshots(folder
     assert sweep("--seed", "0", "1", network=["interrupted"]) == 130
     assert "interrupted; the same command with --resume continues" in capsys.readouterr().err
     assert sweep("--seed", "0", "1", network=["interrupted"]) == 2
-    assert "run must be finished or not begun, got runs/" in capsys.readouterr().err
+    assert "interrupted runs must be continued with --resume, got runs/" in capsys.readouterr().err
     assert sweep("--seed", "0", "1", "--resume", network=["interrupted"]) == 0
     assert sweep("--seed", "0", "1", network=["interrupted"], out="whole") == 0
     assert_equal(snapshots("runs"), snapshots("whole"))
@@ -205,9 +205,17 @@ def test_patterns_and_transforms_are_lists_joined_by_commas(folder, capsys):
     assert {*grow, *single} < set(listed)
 
 
+def test_the_settings_of_a_preset_are_overridden_and_varied(folder, capsys):
+    assert sweep("--preset", "cifar100-modern", "--lr", "0.1", "0.3", "--transforms", "mirror", "--dry-run") == 0
+    common = {"weight_decay": 5e-4, "decays": "weights", "warmup_epochs": 1, "transforms": ("mirror",)}
+    listed = [Path(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert listed == [of(lr=lr, **common) for lr in (0.1, 0.3)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--preset", "cifar"], "unknown preset 'cifar': choose from cifar10-modern"),
         (["--pattern", "warm"], "pattern must be given for the method grow, and for no other, got ('warm',)"),
         (["--network", "small", "resnet11"], "unknown network 'resnet11': did you mean resnet110"),
         (["--pack", "0"], "pack must be at least 1, got 0"),

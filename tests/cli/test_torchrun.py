@@ -52,7 +52,7 @@ def plain(classes, channels, dropout=0.0):
     return nn.Sequential(*layers, nn.Linear(4 * 3 * 3, classes))
 """
 FLAGS = "--dataset arrays --data tiny.npz --epochs 6 --cycles 3 --batch 8 --lr 0.05 --dropout 0.2 --padding 1"
-TRAIN = f"train --network plain:plain {FLAGS}"
+TRAIN = f"train --network signalling:plain {FLAGS}"
 """36 steps on the 48 of 53 images that are not held out; the snapshots are at 12, 24 and 36."""
 
 
@@ -60,8 +60,8 @@ TRAIN = f"train --network plain:plain {FLAGS}"
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "plain", raising=False)
-    (tmp_path / "plain.py").write_text(NETWORK)
+    monkeypatch.delitem(sys.modules, "signalling", raising=False)
+    (tmp_path / "signalling.py").write_text(NETWORK)
     x = np.random.default_rng(0).integers(0, 256, (53, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "tiny.npz", x_train=x, y_train=np.arange(53) % 3, x_test=x, y_test=np.arange(53) % 3)
     return tmp_path
@@ -113,8 +113,8 @@ def test_a_killed_process_leaves_a_run_that_any_number_of_processes_resumes(fold
     assert main(f"{TRAIN} --out one".split()) == 0
     ended = started(folder, 2, f"{TRAIN} --out run", SIGNAL=f"{SIGNAL_AT} {rank} 0 {signal.SIGKILL.value}")
     assert ended.returncode != 0
-    lost = f"snapens: process {1 - rank} of 2 lost its connection to another process, which has ended; the same command"
-    assert lost in ended.stderr
+    lost = f"snapens: the process with rank {1 - rank} lost its connection to another process, which has ended"
+    assert f"{lost}; the same command" in ended.stderr
     assert "Traceback" not in ended.stderr.partition("torch/distributed/elastic")[0]
     assert Run(folder / "run").state().completed == 12
     shutil.copytree(folder / "run", folder / "copy")
@@ -154,6 +154,7 @@ def test_ctrl_c_or_a_signal_to_one_process_saves_the_state_after_the_current_ste
         (TRAIN.replace("tiny.npz", "missing.npz"), "missing.npz"),
         (f"{TRAIN} --epochs none", "invalid"),
         ("paper run resnet110-cifar100-snapshot-0.1 --data nothing --out papers", "nothing"),
+        (f"sweep --network signalling:plain {FLAGS} --out run --ray", "ray must not be given under torchrun"),
     ],
 )
 @pytest.mark.long
@@ -176,3 +177,14 @@ def test_local_batchnorm_makes_the_number_of_processes_part_of_the_recipe(folder
     ended = started(folder, 4, f"{command} --resume")
     assert ended.returncode != 0
     assert f"{rule}4" in ended.stderr
+
+
+@pytest.mark.long
+def test_a_sweep_trains_each_of_its_packs_with_all_processes(folder):
+    sweep = f"sweep --network signalling:plain {FLAGS} --seed 0 1 --pack 1 --out"
+    ended = finished(folder, 2, f"{sweep} two")
+    assert ended.stderr.count("with 2 processes") == 2
+    assert main([*sweep.split(), "one"]) == 0
+    runs = list((folder / "one").iterdir())
+    assert len(runs) == 2
+    assert all(largest_difference(run, folder / "two" / run.name) < SAME for run in runs)

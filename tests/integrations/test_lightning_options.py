@@ -225,7 +225,7 @@ def test_wrong_arguments_are_rejected_at_once(arguments, words):
     [
         ({"optimizer": 1}, "optimizer must be an index from 0 to 0 .*, got 1"),
         ({"keep": 3}, "keep must be a module, a WeightAveraging callback or a function, got 3"),
-        ({"keep": WeightAveraging()}, "keep must be a WeightAveraging callback of the same Trainer"),
+        ({"keep": WeightAveraging()}, "keep must be a callback of the same Trainer"),
     ],
 )
 def test_wrong_arguments_are_rejected_when_the_training_starts(arguments, words):

@@ -248,7 +248,7 @@ def test_saved_adapters_share_one_base(tmp_path, named):
         f"member-0{k}/{name}" for k in (1, 2, 3) for name in ("adapter_config.json", "adapter_model.safetensors")
     }
     if not named:
-        with pytest.raises(ArgumentError, match=r"base must be given, because .* does not name the base model"):
+        with pytest.raises(ArgumentError, match=r"base must be given, because .* names no base model"):
             load_ensemble(tmp_path / "e")
     loaded = load_ensemble(tmp_path / "e", base=None if named else base)
     expected = mean_softmax(models, INPUTS)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from snapens.lab.data.images import ImageData, Images
+from snapens.lab.nets import resnet
 from snapens.lab.nets.dense.densenet import densenet
-from snapens.lab.nets.resnet import cifar
 from snapens.lab.recipe import Settings
 from snapens.storage import sealed
 
@@ -127,7 +127,12 @@ def dense(*, classes, channels, dropout=0.0):
 
 def residual(*, classes, channels, dropout=0.0):
     """Of blocks that a GPU compiles."""
-    return cifar(blocks_per_stage=2, classes=classes, channels=channels, dropout=dropout)
+    return resnet.cifar(blocks_per_stage=2, classes=classes, channels=channels, dropout=dropout)
+
+
+def preactivated(*, classes, channels, dropout=0.0):
+    """A Wide-ResNet, of blocks that a GPU compiles."""
+    return resnet.wide(depth=10, widen=1, classes=classes, channels=channels, dropout=dropout)
 
 
 class Raises(nn.Module):

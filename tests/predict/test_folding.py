@@ -29,7 +29,8 @@ def assert_same(network, other, x):
 
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize(
-    ("name", "norms_left"), [("small", 0), ("wrn32", 0), ("resnet110", 0), ("resnet50", 0), ("densenet40", 39)]
+    ("name", "norms_left"),
+    [("small", 0), ("wrn32", 0), ("resnet110", 0), ("resnet50", 0), ("densenet40", 39), ("wrn16x8", 6)],
 )
 def test_a_folded_network_computes_the_same_scores(name, norms_left, kernels):
     network, x = varied(nets.build(name, classes=7, channels=3)), torch.randn(2, 3, 32, 32)

@@ -21,9 +21,10 @@ from . import processes
 from .distillation import Distill
 from .evaluation import Combine, Evaluate
 from .exporting import Export
-from .options import Flag, Place, Runs, TrainingOptions, arg
+from .options import Flag, Place, Preset, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
+from .preset import with_flags_of_preset
 from .sweep import Sweep
 from .timing import Bench
 
@@ -67,6 +68,7 @@ class Flags(Settings):
     transforms: Annotated[tuple[str, ...] | None, arg("[NAME ...]")] = None
     ema: Annotated[float | None, arg("FLOAT")] = None
     held_out: Annotated[int | None, arg("INT")] = None
+    pretrained: Flag = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Train:
 
     settings: Flags
     training: TrainingOptions
+    preset: Preset = None
+    """Settings to start from, which other flags override: cifar10-modern, cifar100-modern, or folder-modern."""
     out: Place = None
     """The run folder. By default a folder in runs/ that is named after the recipe."""
     curves: Flag = False
@@ -213,7 +217,7 @@ def _command(arguments: Sequence[str]) -> Any:
     return tyro.cli(
         Snapens,
         prog="snapens",
-        args=arguments,
+        args=with_flags_of_preset(arguments),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
     ).command
 

@@ -14,6 +14,7 @@ def arg(metavar: str | None = None, hint: str = "") -> Any:
 
 Place = Annotated[Path | None, arg("PATH")]
 Flag = Annotated[bool, arg()]
+Preset = Annotated[str | None, arg("NAME")]
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, arg("RUN [RUN ...]", "(required)")]
 
 
@@ -40,7 +41,7 @@ class PlanOptions:
     """Where several runs are trained, and how many at a time."""
 
     pack: Annotated[int | None, arg("INT")] = None
-    """The number of runs that share a device, at most. By default 8 on a GPU, and 1 on a CPU."""
+    """The maximum number of runs that share a device. By default 8 on a GPU, and 1 on a CPU."""
     ray: Annotated[tuple[str, ...] | None, arg("[ADDRESS]")] = None
-    """Train with Ray, one pack per GPU, or per --threads CPU cores: on the cluster at HOST:PORT (auto: the running
-    one), or without an address on this machine only."""
+    """Train with Ray, one pack per GPU or per --threads CPU cores.
+    ADDRESS is HOST:PORT of a cluster, or auto for the cluster on this machine. Without it, Ray is started here."""

@@ -1,4 +1,4 @@
-"""Training a plan, which is a list of runs: pack by pack in this process, or as tasks of Ray."""
+"""Training a plan, which is a list of runs: pack by pack in this process, or as Ray tasks."""
 
 import sys
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ def train_plan(
 
     world = processes.world()
     if plan.ray is not None and world.count > 1:
-        raise ArgumentError("ray must not be given under torchrun, which starts the processes itself: remove one")
+        raise ArgumentError("ray must not be given under torchrun, which starts the processes: remove --ray")
     world.first(lambda: check(jobs, options))
     world.first(lambda: _require_resume(jobs, options))
     unfinished = world.first(lambda: pack.unfinished(jobs, curves=curves))
     left = [job for job in jobs if job in unfinished]
     for _, path in jobs:
         if all(path != other for _, other in left):
-            _say(f"{path} is finished already")
+            _say(f"{path} is already finished")
     if not left:
         return 0
     options, load = replace(options, resume=True), load or Loader(options, keep=True)
@@ -54,7 +54,7 @@ def packs_here(jobs: Jobs, options: TrainingOptions, plan: PlanOptions) -> Seque
 
 
 def states(jobs: Jobs) -> dict[str, list[Path]]:
-    """The run folders by what there is to do: finished, interrupted or new."""
+    """The run folders by state: finished, interrupted or new."""
     from ..lab.records.run import Run
 
     found: dict[str, list[Path]] = {"finished": [], "interrupted": [], "new": []}
@@ -79,7 +79,7 @@ def check(jobs: Jobs, options: TrainingOptions) -> None:
 def _require_resume(jobs: Jobs, options: TrainingOptions) -> None:
     begun = states(jobs)["interrupted"]
     if begun and not options.resume:
-        raise StoreError(f"run must be finished or not begun, got {begun[0]}: use another --out, or --resume")
+        raise StoreError(f"interrupted runs must be continued with --resume, got {begun[0]}: add it, or change --out")
 
 
 def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, curves: bool) -> int:
@@ -115,7 +115,7 @@ def _train_on_ray(jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load:
         try:
             return _follow(connected, jobs, options, plan, curves, interrupt)
         except KeyboardInterrupt:
-            _say(f"snapens: interrupted; {_AGAIN} continues")
+            _say(f"snapens: interrupted; {_AGAIN} continues the training")
             return 128 + interrupt.number
 
 
@@ -136,7 +136,8 @@ def _follow(
     data = None if root is None else root.expanduser().resolve()
     work = Work(device, threads, data, here if str(here) in sys.path else None, curves)
     _say(
-        f"training {len(jobs)} runs in {len(packs)} packs; Ray can train {tasks} at a time, each on a {device.upper()}"
+        f"training {counted(jobs, 'run')} in {counted(packs, 'pack')}; Ray can train {counted(range(tasks), 'pack')} "
+        f"at a time, each on a {device.upper()}"
     )
     running = {path: Followed(recipe, path) for recipe, path in jobs}
     failed = False
@@ -159,6 +160,11 @@ def _follow(
 def _largest(plan: PlanOptions, device: str) -> int:
     """The largest number of runs in a pack."""
     return _LARGEST_PACK[device] if plan.pack is None else plan.pack
+
+
+def counted(items: Sequence[object], noun: str) -> str:
+    """The number of items with its noun, such as "2 runs"."""
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
 
 
 def _names(paths: Sequence[Path]) -> str:

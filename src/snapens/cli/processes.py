@@ -14,9 +14,9 @@ def is_first() -> bool:
 
 
 def world() -> "World":
-    """The processes that train together; they are connected in the first call.
+    """The processes that train together; the first call connects them.
 
-    Call this before anything that may fail in one process only, and let `World.agree` do the latter.
+    Call this before anything that may fail in one process only, and run that part inside `World.agree`.
     """
     from ..lab.engine.world import joined
 

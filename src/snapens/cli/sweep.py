@@ -1,4 +1,4 @@
-"""`snapens sweep`: train every combination of some settings."""
+"""`snapens sweep`: train one run for every combination of settings."""
 
 import sys
 from collections.abc import Sequence
@@ -12,27 +12,28 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Recipe, Settings
 from ..lab.recipe.variations import variations
 from . import processes
-from .options import Flag, PlanOptions, TrainingOptions, arg
+from .options import Flag, PlanOptions, Preset, TrainingOptions, arg
+from .preset import values_of_preset
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from ..lab.recipe.recipe import Dataset
     from .training import Jobs, Loader
 
-_LISTS = {  # settings that are lists themselves: the words of one value are joined by commas
-    "transforms": "Transforms of training images after cropping, the words of a value joined by commas: mirror,"
-    "cutout=16; the default depends on the data set.",
-    "pattern": "For grow: the start of each cycle after the first, the words of a value joined by commas: "
-    "warm,warm,fresh; repeated as needed.",
+_LISTS = {  # settings that are lists themselves: one value is a comma-separated list
+    "transforms": "Transforms of training images after cropping. A value is a comma-separated list, such as "
+    "mirror,cutout=16. The default depends on the data set.",
+    "pattern": "For grow: the start of each cycle after the first. A value is a comma-separated list, such as "
+    "warm,warm,fresh; it is repeated as needed.",
 }
 
 
 def _option(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
-    """A setting as a field that takes several values; none: the default of the setting."""
+    """A setting as a field that takes several values; without a value, it has the default of the setting."""
     if name in _LISTS:
         hint, shown = str, tyro.conf.arg(metavar="[LIST ...]", help=_LISTS[name], help_behavior_hint="")
     else:
         hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
-        shown = arg(hint="" if default is None else f"(default: {default})")
+        shown = arg(hint="" if default is None or default is False else f"(default: {default})")
     return name, Annotated[tuple[hint, ...], shown], field(default=())
 
 
@@ -44,20 +45,22 @@ Several: Any = make_dataclass(
     bases=(Settings,),
     frozen=True,
 )
-Several.__doc__ = "Each setting takes one or more values; a run is trained for every combination."
+Several.__doc__ = "Each setting takes one or more values; one run is trained for every combination."
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train every combination of some settings: several seeds, methods, rates."""
+    """Train one run for every combination of settings, such as seeds and rates."""
 
     settings: Several
     training: TrainingOptions
     plan: PlanOptions
+    preset: Preset = None
+    """Settings to start from, which other flags override: cifar10-modern, cifar100-modern, or folder-modern."""
     out: Path = Path("runs/sweep")
-    """The folder for the run folders, which are named after their recipes. Finished runs in it are not repeated."""
+    """The folder for the run folders, which are named after their recipes. Finished runs are not trained again."""
     dry_run: Flag = False
-    """Only list the runs."""
+    """List the runs without training them."""
 
     def __call__(self) -> int:
         """Train the runs, then print their errors and the next commands."""
@@ -68,6 +71,9 @@ class Sweep:
         values = {name: given for name, given in vars(self.settings).items() if given}
         for name in _LISTS.keys() & values.keys():
             values[name] = [tuple(word for word in text.split(",") if word) for text in values[name]]
+        if self.preset is not None:
+            common = values_of_preset(self.preset, values)
+            values = {**{name: [value] for name, value in common.items()}, **values}
         recipes, load = variations(values), Loader(self.training, keep=True)
         if "held_out" not in values:
             recipes = processes.world().agree(lambda: _with_held_out(recipes, load))
@@ -83,20 +89,18 @@ class Sweep:
         return status
 
     def _list(self, jobs: "Jobs") -> None:
-        """Print what there is to do."""
-        from .plan import check, packs_here, states
+        """Print the runs by state, and the number of runs left to train."""
+        from .plan import check, counted, packs_here, states
 
         check(jobs, self.training)
         found = states(jobs)
         for state, paths in found.items():
             sys.stdout.write("".join(f"{state:12} {path}\n" for path in paths))
         left = [job for job in jobs if job[1] not in found["finished"]]
-        packs = "" if self.plan.ray is not None else f" in {_count(packs_here(left, self.training, self.plan), 'pack')}"
-        sys.stdout.write(f"{_count(jobs, 'run')}, {len(left)} left to train{packs}\n")
-
-
-def _count(items: Sequence[Any], noun: str) -> str:
-    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
+        packs = ""
+        if self.plan.ray is None:
+            packs = f" in {counted(packs_here(left, self.training, self.plan), 'pack')}"
+        sys.stdout.write(f"{counted(jobs, 'run')}, {len(left)} left to train{packs}\n")
 
 
 def _with_held_out(recipes: Sequence[Recipe], load: "Loader") -> list[Recipe]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # data set -> the folder in --data that is read if it exists, else --data itself
 _IMAGE_FOLDERS = {"folder": ".", "imagenet": "imagenet", "tinyimagenet": "tiny-imagenet-200"}
 _LONG_SECONDS = 3600.0
-_LARGE_STEP_SECONDS = 0.5  # below this, a rehearsed step mostly measures what only the first step costs
+_LARGE_STEP_SECONDS = 0.5  # below this, the extra cost of the first step dominates the trial step
 
 Jobs = Sequence[tuple[Recipe, Path]]
 
@@ -78,7 +78,7 @@ class Loader:
 
         chosen_device(self._options.device)
         import_from_here([recipe.network.name])
-        nets.require(recipe.network.name, dropout=recipe.network.dropout, stem_stride=recipe.network.stem_stride)
+        nets.require(**vars(recipe.network))
         if out is not None:
             require_outside_images([(recipe, out)], data_root(self._options.data))
             Run(out).admit(recipe, self._options.resume)
@@ -105,17 +105,17 @@ def train(
     """Train a pack and return the exit status: 0 if all runs finished, 1 if one failed, 128 + the number of a signal.
 
     A finished run that is resumed stays as it is. With `curves`, the errors between snapshots are measured at the end.
-    `teachers` are the folders of the runs that recipes imitate. `again` is the command that continues after an
-    interruption.
+    `teachers` are the folders of the runs that recipes imitate. `again` is the command that continues the
+    training after an interruption.
     """
     with Interrupt(quiet=not processes.is_first()) as interrupt:
         try:
             status = _train(jobs, options, load or Loader(options), curves, teachers, interrupt)
         except KeyboardInterrupt:
-            _say(f"snapens: interrupted; {again} continues")
+            _say(f"snapens: interrupted; {again} continues the training")
             status = 128 + interrupt.number
         except ProcessError as error:
-            raise ProcessError(f"{error}; {again} continues") from error
+            raise ProcessError(f"{error}; {again} continues the training") from error
     return status
 
 
@@ -144,7 +144,7 @@ def _train(
     left = world.first(lambda: pack.unfinished(jobs, curves=curves)) if options.resume else jobs
     for job in jobs:
         if job not in left:
-            _say(f"{job[1]} is finished already")
+            _say(f"{job[1]} is already finished")
     if not left:
         return 0
     if options.download and world.count > 1:  # one process per machine downloads, then the others read
@@ -178,7 +178,7 @@ def _train(
 
 
 def show_report(paths: Sequence[Path]) -> None:
-    """Write the page of some runs and say where it is, or why there is none."""
+    """Write the report of some runs, and print its path or the reason why there is none."""
     from ..lab.records.run import Run
     from ..report.page import write
 
@@ -195,9 +195,9 @@ def data_root(given: Path | None) -> Path | None:
 
 
 def import_from_here(networks: Iterable[str]) -> None:
-    """Let a network of the user's own, as module:callable, be imported from the current folder.
+    """Allow the user's own network (module:callable) to be imported from the current folder.
 
-    The folder comes last in the path: no file in it can take the place of an installed package.
+    The folder comes last in `sys.path`, so a file in it cannot replace an installed package.
     """
     own = any(":" in name and name.partition(":")[0] not in ("torchvision", "timm") for name in networks)
     if own and (here := str(Path.cwd())) not in sys.path:
@@ -227,7 +227,7 @@ def _announce(runs: int, device: str, processes: int) -> None:
 
 
 def _warn_of_hours(trainings: Sequence["Training"]) -> None:
-    """Warn of a pack that will train for hours on a CPU, estimated from the rehearsed steps."""
+    """Warn of a pack that will train for hours on a CPU, estimated from the trial steps."""
     slow = [run for run in trainings if run.rehearsal_seconds and run.rehearsal_seconds > _LARGE_STEP_SECONDS]
     seconds = sum((run.total_steps - run.completed) * (run.rehearsal_seconds or 0) for run in slow)
     if seconds > _LONG_SECONDS:

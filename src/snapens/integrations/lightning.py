@@ -30,7 +30,7 @@ _COMPILED = ("forward", "training_step", "validation_step", "test_step", "predic
 
 
 def _callback_classes() -> tuple[Any, ...]:
-    """The `Callback` of each package of Lightning that is imported: a `Trainer` expects that of its own package."""
+    """The `Callback` class of each imported Lightning package: a `Trainer` expects the class of its own package."""
     names = ("lightning.pytorch", "pytorch_lightning")
     if not sys.modules.keys() & set(names):
         if find_spec("lightning") is None and find_spec("pytorch_lightning") is not None:
@@ -44,17 +44,17 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
     """Sets the learning rate of a Lightning `Trainer` and stores a snapshot of the LightningModule at each minimum.
 
     - `cycles`: the number of cycles of `CyclicCosine`, and of snapshots; or pass a `schedule`.
-    - `store`: a path, a `Snapshots`, or None for memory; then the Trainer's checkpoints contain the snapshots.
+    - `store`: a path, a `Snapshots`, or None for memory. Without a folder, the checkpoints contain the snapshots.
     - `total_steps`: the number of optimizer steps; by default `trainer.estimated_stepping_batches`.
     - `optimizer`: the index of the optimizer to schedule and count, if manual optimization uses several.
     - `keep`: what to store instead of the LightningModule: a module, Lightning's `WeightAveraging` callback, or a
-      function of the LightningModule that returns a module or a dict of its tensors.
+      function that takes the LightningModule and returns a module or a dict of its tensors.
     - `validate`: at each minimum, log the validation error and NLL of the ensemble (`snapens/val_error`,
       `snapens/val_nll`); `inputs` and `targets` select from a batch, as in `Ensemble.outputs`.
     - `options`: `on_restart`, `on_nonfinite` and `drive_lr` of `SnapshotEnsembler`.
 
     The training stops after the last step of the schedule. This callback runs after all others except those that save
-    checkpoints, so that an average that another callback updates is current.
+    checkpoints, so that an average that another callback updates is up to date.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         if (cycles is None) == (schedule is None):
-            raise ArgumentError(f"cycles or schedule must be given, but not both, got {cycles} and {schedule}")
+            raise ArgumentError(f"cycles or schedule must be given, but not both, got {cycles!r} and {schedule!r}")
         if schedule is not None and total_steps is not None:
             raise ArgumentError(f"total_steps must not be given together with a schedule, got {total_steps}: remove it")
         if unknown := options.keys() - _OPTIONS:
@@ -97,7 +97,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         """The ensembler of the current or last `fit`."""
         if self._ensembler is None:
             raise ArgumentError(
-                "the callback must have been trained in this process: call trainer.fit() first, "
+                "the callback must have been used by trainer.fit() in this process: call trainer.fit() first, "
                 "or load the snapshots of a folder with Ensemble.load(folder, module)"
             )
         return self._ensembler
@@ -122,28 +122,23 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._loaded = state
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        """Reject a scheduler, and note the peak rates before the optimizers are restored."""
-        if not self._options.get("drive_lr", True):
-            return
-        if trainer.lr_scheduler_configs:
+        """Reject a scheduler before anything is computed."""
+        if trainer.lr_scheduler_configs and self._options.get("drive_lr", True):
             name = type(trainer.lr_scheduler_configs[0].scheduler).__name__
             raise ArgumentError(
                 f"configure_optimizers must not return a scheduler, because this callback sets the rate, got {name}: "
                 "return the optimizer only, or pass drive_lr=False"
             )
-        for optimizer in trainer.optimizers[self._index : self._index + 1]:
-            for group in optimizer.param_groups:  # ModelParallelStrategy restores only the entries that exist
-                group.setdefault("initial_lr", group["lr"])
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Begin, or continue at the step of the checkpoint; the optimizers are restored now."""
+        """Begin, or continue at the step of the checkpoint; Lightning has already restored the optimizers."""
         if trainer.fast_dev_run:
             log.warning("fast_dev_run: no snapshots are stored, and the learning rate is not changed")
         else:
             self._begin(trainer, module)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        """Check the last snapshot."""
+        """Warn if the stored tensors changed after the last snapshot."""
         self._warn_if_changed()
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Optimizer) -> None:
@@ -164,7 +159,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._stored = False
         total_steps = self.ensembler.schedule.total_steps
         if self.ensembler.completed == total_steps != trainer.estimated_stepping_batches:
-            trainer.should_stop = True  # the Trainer would go on
+            trainer.should_stop = True  # otherwise the Trainer would continue
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """After the first epoch of manual optimization, compare the number of steps with the estimate."""
@@ -184,7 +179,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         return self._loaded if self._ensembler is None else self._ensembler.state_dict()
 
     def on_fit_end(self, trainer: Any, module: Any) -> None:
-        """Warn if the training ended early; a finished run that is loaded from a checkpoint has no training."""
+        """Warn if the training ended early. If the checkpoint is that of a finished run, there was no training."""
         if self._loaded and self._steps is None and not trainer.fast_dev_run:
             self._begin(trainer, module)
         self._end(trainer)
@@ -194,7 +189,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._end(trainer)
 
     def _begin(self, trainer: Any, module: Any) -> None:
-        reject_fsdp1(trainer.model)  # Lightning wraps the module, which does not show it
+        reject_fsdp1(trainer.model)  # Lightning may wrap the module from outside
         if not 0 <= self._index < len(trainer.optimizers):
             raise ArgumentError(
                 f"optimizer must be an index from 0 to {len(trainer.optimizers) - 1} of the optimizers that "
@@ -274,7 +269,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         if hasattr(keep, "_average_model"):  # Lightning's WeightAveraging has no public name for it
             keep = keep._average_model
             if keep is None:
-                raise ArgumentError("keep must be a WeightAveraging callback of the same Trainer, got another one")
+                raise ArgumentError("keep must be a callback of the same Trainer, got another one: add it to callbacks")
         if keep is None or isinstance(keep, nn.Module):
             return keep
         if not callable(keep):
@@ -285,7 +280,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
 
 @contextmanager
 def _uncompiled(module: Any) -> Any:
-    """Without the methods that `torch.compile` replaced: they belong to this module, and a copy would call them."""
+    """Remove the methods that `torch.compile` added, and restore them later: a copy would call those of this module."""
     context = getattr(module, "_compiler_ctx", None)
     methods = {} if context is None else {name: vars(module).pop(name) for name in _COMPILED if name in vars(module)}
     if context is not None:

@@ -1,4 +1,4 @@
-"""OptimizerSteps: the steps of one optimizer of a Lightning module, and how many a Trainer expects."""
+"""OptimizerSteps: counts the steps of one optimizer of a Lightning module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ class OptimizerSteps:
         self._count_pending()
 
     def close(self) -> None:
-        """Leave the optimizer."""
+        """Remove the hooks from the optimizer."""
         for handle in self._handles:
             handle.remove()
 
@@ -50,7 +50,7 @@ class OptimizerSteps:
 
 
 def expected_steps(trainer: Any, module: Any) -> int:
-    """The number of optimizer steps that a Trainer expects, where it can know it."""
+    """The number of optimizer steps that a Trainer expects; an error if it cannot know this number."""
     expected, reason = trainer.estimated_stepping_batches, ""
     if not 0 < expected < float("inf"):
         reason = f"trainer.estimated_stepping_batches is {expected}"
@@ -60,6 +60,6 @@ def expected_steps(trainer: Any, module: Any) -> int:
         reason = f"max_steps={trainer.max_steps} counts the steps of all optimizers"
     if reason:
         raise ArgumentError(
-            f"total_steps must be given if the Trainer does not know it, got None, but {reason}: pass it"
+            f"total_steps must be given if the Trainer does not know it, got None ({reason}): pass the number of steps"
         )
     return int(expected)

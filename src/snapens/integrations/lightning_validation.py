@@ -18,7 +18,7 @@ log = logging.getLogger("snapens")
 
 
 class Validation:
-    """Evaluates the ensemble on the validation loader of a Trainer. If this fails, it warns once and stops."""
+    """Evaluates the ensemble on the validation loader of a Trainer. After a failure, it warns once and stays off."""
 
     def __init__(self, inputs: Callable[[Any], Any], targets: Callable[[Any], Any]) -> None:
         self._inputs, self._targets, self._failed = inputs, targets, False
@@ -80,7 +80,7 @@ class Batches:
 
     @contextmanager
     def as_in_validation(self) -> Iterator[None]:
-        """Tell the hooks of the module that this is validation, and restore the random state of the training."""
+        """Set the Trainer to validation for the hooks of the module, and restore the random state afterwards."""
         if isinstance(self._loader, (list, tuple, dict)):
             raise ArgumentError(f"the Trainer must have one validation loader, got {len(self._loader)}")
         check_order(self._loader)

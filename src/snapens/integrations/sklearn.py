@@ -30,12 +30,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 Array = NDArray[Any]
-ADAMW = partial(torch.optim.AdamW, weight_decay=0.5, fused=True)  # unlike SGD, it multiplies the decay by the rate
+ADAMW = partial(torch.optim.AdamW, weight_decay=0.5, fused=True)  # weights shrink by lr * 0.5 per step
 ROWS_PER_PREDICTION = 4096  # a larger table is predicted in several batches
 
 
 class Affine(nn.Module):
-    """`x * factor + shift` per column: it standardises features, and gives predictions the unit of the targets."""
+    """`x * factor + shift` per column: it standardises features or converts predictions to the unit of the targets."""
 
     factor: Tensor
     shift: Tensor
@@ -105,7 +105,7 @@ class _SnapshotEstimator(BaseEstimator):
             ensembler = SnapshotEnsembler(model.train(), optimizer, schedule)
             for _ in range(self.epochs):
                 order = torch.randperm(len(rows)).to(device)
-                # tensor_split: no batch is much smaller than the others, as BatchNorm needs
+                # tensor_split gives batches of nearly equal size: BatchNorm needs batches that are not too small
                 parts = (tensor[order].tensor_split(batches) for tensor in (rows, targets, weights))
                 for x, y, w in zip(*parts, strict=True):
                     loss = (losses(model(x), y) * w).mean()
@@ -159,18 +159,18 @@ class SnapshotClassifier(ClassifierMixin, _SnapshotEstimator):
     """A classifier that averages the probabilities of its snapshots.
 
     Training costs as much as that of one network: the rate follows `cycles` cosines over `epochs` epochs, and the
-    network at the end of each cycle is a member. The parameters, all stored as given and checked by `fit`:
+    network at the end of each cycle is a member. `fit` checks the parameters:
 
     - `module`: None for a multilayer perceptron with `hidden` units per layer, which standardises the features; a
-      function (features, outputs) that builds a module, such as its class; or a module, which is copied. A module of
-      your own receives the features as they are, in its own precision, and returns scores (rows, classes).
-    - `cycles`, `epochs`, `batch_size`: the number of snapshots, the passes over the data for all cycles together, and
-      the rows per step.
+      function (features, outputs) that builds a module, such as its class; or a module, which is copied. Your own
+      module receives the features unchanged, in its own dtype, and returns scores (rows, classes).
+    - `cycles`, `epochs`, `batch_size`: the number of snapshots, the number of passes over the data in all cycles
+      together, and the number of rows per step.
     - `optimizer`: a function (parameters, lr=), such as `torch.optim.SGD`; None for AdamW with a weight decay of 0.5.
     - `lr`: the peak of the rate in each cycle.
     - `weight_decay`: passed to the optimizer, unless it is None.
     - `last`: predict with the last m snapshots; None for all.
-    - `random_state`: an int makes `fit` repeatable; the random state of torch does not change.
+    - `random_state`: an int makes `fit` reproducible; `fit` does not change the random state of torch.
     - `device`: where to train and predict.
 
     After `fit`, `ensemble_` is the `Ensemble`, a torch module of raw features, and `classes_` are the classes.
@@ -265,7 +265,7 @@ def _weighted(x: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Arr
 
 
 def _tensor(array: Array, model: nn.Module) -> Tensor:
-    """A copy of an array: class indices as they are, other values in the precision of the model."""
+    """A copy of an array: class indices keep their dtype, other values get the dtype of the model."""
     return torch.tensor(array, dtype=None if array.dtype.kind == "i" else next(model.parameters()).dtype)
 
 

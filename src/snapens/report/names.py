@@ -3,6 +3,8 @@
 NETWORKS = {
     "resnet110": "ResNet-110",
     "wrn32": "Wide-ResNet-32",
+    "wrn28x10": "WRN-28-10",
+    "wrn16x8": "WRN-16-8",
     "densenet40": "DenseNet-40",
     "densenet100": "DenseNet-100",
     "resnet50": "ResNet-50",

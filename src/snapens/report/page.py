@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..extras import package
-from ..lab.recipe.transforms import Transform
+from ..lab.recipe.batch import Transform
 from ..lab.records.run import Run
 from ..quality import THRESHOLDS, Exits
 from ..storage import durable

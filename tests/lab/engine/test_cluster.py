@@ -111,7 +111,7 @@ def test_a_task_uses_a_gpu_or_some_cores_of_one_machine(machines, device, thread
     ("device", "threads", "message"),
     [
         ("cuda", 1, "device must be available, got cuda, but Ray finds no GPU: use cpu or auto"),
-        ("cpu", 5, "threads must be at most the CPU cores of a machine of Ray, got 5 and 4 cores"),
+        ("cpu", 5, "threads must be at most 4, the CPU cores of the largest machine of Ray, got 5"),
         ("cpu", 0, "threads must be at least 1, got 0"),
     ],
 )

@@ -16,6 +16,7 @@ from snapens.lab.data.placed import PlacedImages
 from snapens.lab.engine.feed import Feed
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
+from snapens.lab.recipe import CutMix, Mirror, Mixup, TrivialAugment
 from snapens.lab.records.run import Run
 from snapens.weights import tensors
 
@@ -61,7 +62,8 @@ def assert_close(losses, others):
     assert np.abs(losses[1:] - others[:-1]).max() > 2 * TOLERANCE
 
 
-NETWORKS = ["tiny:net", "small", "tiny:dense", "tiny:residual", "fused"]  # dense and residual have compiled blocks
+COMPILED = ["tiny:dense", "tiny:residual", "tiny:preactivated"]  # networks with compiled blocks
+NETWORKS = ["tiny:net", "small", *COMPILED, "fused"]
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +142,8 @@ def test_a_captured_step_goes_on_from_a_loaded_state_and_from_a_restart():
 
 ENTRIES = {
     "adamw": {"optimizer": "adamw", "lr": 0.01, "decays": "weights"},
+    "trivialaugment": {"transforms": ("mirror", "trivialaugment", "cutout=4")},
+    "mixing": {"transforms": ("mirror", "lighting", "mixup=0.4:0.5", "cutmix=1:0.5")},
     "average": {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4", "lighting")},
 }
 
@@ -172,6 +176,20 @@ def test_batches_on_a_gpu_are_those_on_a_cpu(monkeypatch, augmentation, resident
             batches.append([tensor.cpu() for tensor in feed.read(torch.tensor([step], device=device))[:2]])
         assert torch.allclose(batches[0][0], batches[1][0], atol=1e-5)
         assert torch.equal(batches[0][1], batches[1][1])
+
+
+@pytest.mark.parametrize("transform", [TrivialAugment(), Mixup(), CutMix()])
+def test_a_new_transform_on_a_gpu_is_that_on_a_cpu(transform):
+    """After normalisation one grey level is more than 0.01: no pixel differs by one."""
+    data = tiny.data(train=400)
+    feeds = [(Feed(data.place(device), (Mirror(), transform), 5, 400), device) for device in (CUDA, CPU)]
+    for step in range(3):
+        found = []
+        for feed, device in feeds:
+            feed.prepare(step)
+            found.append([tensor.cpu() for tensor in feed.read(torch.tensor([step], device=device))[:2]])
+        assert torch.allclose(found[0][0], found[1][0], atol=1e-4)
+        assert torch.allclose(found[0][1], found[1][1], atol=1e-6)
 
 
 def test_streamed_batches_wait_for_the_steps_that_still_read_the_buffers(monkeypatch):
@@ -274,7 +292,9 @@ def test_a_pack_that_does_not_fit_is_refused_before_a_folder_is_made(tmp_path):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
-        with pytest.raises(ArgumentError, match="a pack must fit the memory of cuda, got 1 runs, of which not even"):
+        with pytest.raises(
+            ArgumentError, match="a pack must fit into the memory of cuda, got 1 runs, of which not even"
+        ):
             prepare([(tiny.recipe(network="tiny:residual"), tmp_path / "run")], tiny.load, CUDA)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

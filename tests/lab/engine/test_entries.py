@@ -160,11 +160,50 @@ def test_an_average_begins_anew_with_fresh_weights():
     assert tiny.equal(dict(tensors(step.kept)), dict(tensors(nets.of(recipe, 4, {"channels": 3}, cycle=1))))
 
 
+def at_the_restart(tmp_path, **changes):
+    """The trained weights and the average at the end of the first of two cycles, before and after the restart."""
+    recipe = tiny.recipe(**changes)
+    (training,) = prepare([(recipe, tmp_path)], tiny.load, CPU)
+    step = made(recipe)
+    for completed in range(10):
+        step(completed)
+    before = {name: tensor.clone() for name, tensor in step.state().items()}
+    step.continue_cycle()
+    while training.completed < 10:
+        training.advance()
+    training.close()
+    assert tiny.equal(training.step.state(), step.state())  # the run does the same at its restart
+    return before, step.state()
+
+
+def test_an_average_is_carried_over_a_restart_or_reset_to_the_trained_weights(tmp_path):
+    before, after = at_the_restart(tmp_path / "carried", ema=0.9)
+    assert tiny.equal(before, after)
+    before, after = at_the_restart(tmp_path / "reset", ema=0.9, ema_at_restart="reset")
+    averages = {name for name in after if name.startswith("average.")}
+    assert tiny.equal(*({name: state[name] for name in state if name not in averages} for state in (before, after)))
+    assert all(after[name].equal(after[name.replace("average.", "network.")]) for name in averages)
+    assert not before["average.conv.weight"].equal(after["average.conv.weight"])
+
+
+def test_noise_is_added_to_the_trained_weights_at_a_restart_and_not_to_their_average(tmp_path):
+    before, after = at_the_restart(tmp_path / "a", ema=0.9, restart_noise=0.2)
+    changed = {name for name in after if not after[name].equal(before[name])}
+    assert changed == {name for name in after if name.startswith("network.") and after[name].dim() > 1}
+    weights, noisy = before["network.conv.weight"].detach(), after["network.conv.weight"].detach()
+    assert float((noisy - weights).std() / weights.square().mean().sqrt()) == pytest.approx(0.2, rel=0.3)
+    _, other = at_the_restart(tmp_path / "b", ema=0.9, restart_noise=0.2, seed=1)
+    assert not other["network.conv.weight"].equal(noisy)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"optimizer": "adamw", "lr": 0.01, "decays": "weights"},
         {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4"), "dropout": 0.2},
+        {"transforms": ("mirror", "trivialaugment", "cutout=4", "mixup")},
+        {"ema": 0.9, "ema_at_restart": "reset", "restart_noise": 0.1, "first_cycle": 2},
+        {"transforms": ("lighting", "cutmix=1.0:0.5"), "label_smoothing": 0.1},
     ],
 )
 def test_a_run_with_every_new_entry_resumes_bit_for_bit(tmp_path, changes):

@@ -535,7 +535,9 @@ def test_a_pack_too_large_for_the_device_says_how_many_fit_and_begins_no_run(tmp
     monkeypatch.setattr(TrainingStep, "__init__", limited)
     jobs = [(tiny.recipe(seed=seed), tmp_path / str(seed)) for seed in range(4)]
     fits = "the first 2 fit" if fitting else "not even one fits"
-    with pytest.raises(ArgumentError, match=f"a pack must fit the memory of cpu, got 4 runs, of which {fits}: train"):
+    with pytest.raises(
+        ArgumentError, match=f"a pack must fit into the memory of cpu, got 4 runs, of which {fits}: train"
+    ):
         prepare(jobs, tiny.load, CPU)
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()

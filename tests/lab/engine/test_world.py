@@ -88,7 +88,7 @@ def errors_are_raised_on_both(world, path):
     assert world.first(lambda: world.rank) == 0
     with pytest.raises(StoreError if world.is_first else SnapensError, match="the disk is full"):
         world.agree(lambda: fail_on(0))
-    with pytest.raises(SnapensError, match="disk is full" if world.rank else "process 1 of 2 failed: StoreError: the"):
+    with pytest.raises(SnapensError, match="disk is full" if world.rank else "rank 1 failed: StoreError: the"):
         world.agree(lambda: fail_on(1))
     with pytest.raises(ArgumentError, match=r"batch must be divisible by the number of processes, 2, got 5"):
         world.part(5)
@@ -246,7 +246,7 @@ def group():
 def test_an_error_in_a_step_cannot_be_shared_and_ends_all_runs(tmp_path, group):
     jobs = [(tiny.recipe(network="tiny:raising"), tmp_path / "a"), (PLAIN, tmp_path / "b")]
     trainings = prepare(jobs, tiny.load, CPU, world=group)
-    with pytest.raises(ProcessError, match="process 0 of 1 failed: RuntimeError: the fourth step is one too many"):
+    with pytest.raises(ProcessError, match="rank 0 failed: RuntimeError: the fourth step is one too many"):
         train(trainings)
     assert Run(tmp_path / "b").state().completed == 0
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from snapens.lab.nets.dense.densenet import Layer, Transition
-from snapens.lab.nets.resnet import Basic, Bottleneck
+from snapens.lab.nets.resnet import Basic, Bottleneck, PreActivation, wide
 
 
 def naive_shortcut(x, outputs, stride):
@@ -67,6 +67,33 @@ def test_a_residual_block_equals_a_naive_one(inputs, outputs, stride):
     y = normalised(convolved(y, block.conv2.weight.detach()))
     expected = relu(y + naive_shortcut(x.numpy(), outputs, stride))
     assert block(x).detach().numpy() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(4, 4, 1), (4, 8, 1), (4, 8, 2), (4, 4, 2)])
+def test_a_block_with_pre_activation_equals_a_naive_one_and_projects_the_activated_input(inputs, outputs, stride):
+    block = PreActivation(inputs, outputs, stride, dropout=0.0).double()
+    x = torch.randn(3, inputs, 6, 6, dtype=torch.float64)
+    activated = relu(normalised(x.numpy()))
+    y = relu(normalised(convolved(activated, block.conv1.weight.detach(), stride)))
+    y = convolved(y, block.conv2.weight.detach())
+    if inputs == outputs and stride == 1:
+        expected = y + x.numpy()
+    else:
+        expected = y + convolved(activated, block.shortcut.weight.detach(), stride)
+    assert block(x).detach().numpy() == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_wide_resnet_is_its_blocks_between_one_convolution_and_a_last_activation():
+    network = wide(depth=10, widen=2, classes=5).double()
+    x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    y = convolved(x.numpy(), network.stem[0].weight.detach())
+    for block in network.blocks[:3]:
+        y = block(torch.from_numpy(y)).detach().numpy()
+    assert [block.conv1.stride for block in network.blocks[:3]] == [(1, 1), (2, 2), (2, 2)]
+    assert y.shape == (3, 128, 2, 2)
+    head = network.head[2]
+    expected = relu(normalised(y)).mean((2, 3)) @ head.weight.detach().numpy().T
+    assert network(x).detach().numpy() == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_bottleneck_equals_a_naive_one_with_the_stride_in_its_middle():

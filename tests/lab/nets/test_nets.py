@@ -8,9 +8,11 @@ import torch
 from torch import nn, relu
 
 from snapens.errors import ArgumentError
-from snapens.lab.nets import NETWORKS, blocks, build, require
+from snapens.lab.nets import NETWORKS, blocks, build, of, require
 from snapens.lab.nets.dropout import KeyedDropout
 from snapens.lab.nets.mlp import mlp
+from snapens.lab.nets.resnet import wide
+from snapens.lab.recipe import Network, Recipe
 
 
 def parameters(network):
@@ -24,6 +26,10 @@ def parameters(network):
         ("resnet110", 100, 1_733_812),
         ("wrn32", 10, 7_386_186),
         ("wrn32", 100, 7_409_316),
+        ("wrn28x10", 10, 36_479_194),
+        ("wrn28x10", 100, 36_536_884),
+        ("wrn16x8", 10, 10_961_370),
+        ("wrn16x8", 100, 11_007_540),
         ("densenet40", 10, 1_019_722),
         ("densenet40", 100, 1_060_132),
         ("densenet100", 10, 27_249_082),
@@ -46,6 +52,19 @@ def test_a_network_has_as_many_layers_as_its_name_says(name, layers):
     weighted = sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules())
     assert weighted - projections == layers
     assert projections == (4 if name == "resnet50" else 0)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("wrn28x10", 28), ("wrn16x8", 16)])
+def test_a_wide_resnet_has_as_many_convolutions_as_its_name_says(name, layers):
+    with torch.device("meta"):
+        network = build(name, classes=10)
+    assert sum(isinstance(module, nn.Conv2d) for module in network.modules()) == layers
+
+
+@pytest.mark.parametrize(("depth", "remedy"), [(27, 28), (4, 10), (29, 28)])
+def test_a_wide_resnet_of_an_impossible_depth_is_rejected(depth, remedy):
+    with pytest.raises(ArgumentError, match=rf"depth must be 6 n \+ 4 .*, got {depth}: use {remedy}"):
+        wide(depth=depth, widen=2, classes=10)
 
 
 @pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"resnet50", "small", "mlp"}))
@@ -110,6 +129,8 @@ def test_a_step_on_the_cpu_is_finite(name):
     [
         ("resnet110", 54, {"Basic"}),
         ("wrn32", 15, {"Basic"}),
+        ("wrn28x10", 12, {"PreActivation"}),
+        ("wrn16x8", 6, {"PreActivation"}),
         ("resnet50", 16, {"Bottleneck"}),
         ("densenet40", 38, {"Layer", "Transition"}),
         ("small", 0, set()),
@@ -239,6 +260,11 @@ def test_a_network_is_accepted_before_its_data_is_known(name):
         ("resnet111", {}, "unknown network 'resnet111'"),
         ("resnet50", {"dropout": 0.2}, "unexpected keyword argument 'dropout'"),
         ("mlp", {"stem_stride": 2}, "unexpected keyword argument 'stem_stride'"),
+        (
+            "wrn28x10",
+            {"pretrained": True},
+            "unexpected keyword argument 'pretrained'.*leave the setting at its default",
+        ),
         (f"{__name__}:parameters", {}, "unexpected keyword argument 'classes'"),
     ],
 )
@@ -287,6 +313,57 @@ def test_timm_networks_are_built_by_name(monkeypatch):
     assert (head.in_features, head.out_features) == (1, 6)
     with pytest.raises(ArgumentError, match="unknown timm network 'vat'"):
         build("timm:vat", classes=6)
+
+
+def pretrained_torchvision(monkeypatch, network):
+    """A torchvision whose one network has pretrained weights for 1,000 classes."""
+    models = ModuleType("models")
+    models.list_models = lambda module: ["net"]
+    models.get_model = lambda name, weights: network if weights == "DEFAULT" else None
+    fake_library(monkeypatch, "torchvision", models=models)
+
+
+def test_a_pretrained_torchvision_network_has_a_new_last_layer_that_depends_on_the_seed(monkeypatch):
+    body = nn.Linear(4, 5)
+    heads = []
+    for seed in (1, 1, 2):
+        pretrained_torchvision(monkeypatch, nn.ModuleDict({"body": body, "heads": nn.Sequential(nn.Linear(5, 1000))}))
+        network = build("torchvision:net", classes=3, pretrained=True, seed=seed)
+        assert network["body"] is body
+        heads.append(network["heads"][0])
+    assert (heads[0].in_features, heads[0].out_features) == (5, 3)
+    assert heads[0].weight.equal(heads[1].weight)
+    assert not heads[0].weight.equal(heads[2].weight)
+
+
+def test_a_pretrained_network_without_a_linear_layer_at_its_end_is_rejected(monkeypatch):
+    pretrained_torchvision(monkeypatch, nn.Sequential(nn.Conv2d(3, 1000, 1)))
+    with pytest.raises(ArgumentError, match="'torchvision:net' must end with a linear layer to start from pretrained"):
+        build("torchvision:net", classes=3, pretrained=True)
+
+
+def test_a_pretrained_timm_network_is_built_by_timm_and_a_failed_download_is_explained(monkeypatch):
+    def create_model(name, pretrained, num_classes, in_chans, drop_rate):
+        if name == "missing":
+            raise OSError("no route to host")
+        return nn.Linear(in_chans, num_classes, bias=pretrained)
+
+    fake_library(monkeypatch, "timm", list_models=lambda: ["vit", "missing"], create_model=create_model)
+    assert build("timm:vit", classes=6, pretrained=True).bias is not None
+    assert build("timm:vit", classes=6).bias is None
+    message = r"network 'timm:missing' must have pretrained weights .*, got no route to host: check the connection, or"
+    with pytest.raises(ArgumentError, match=message):
+        build("timm:missing", classes=6, pretrained=True)
+
+
+def test_the_network_of_a_recipe_starts_from_pretrained_weights_unless_a_snapshot_replaces_them(monkeypatch):
+    def create_model(name, pretrained, num_classes, in_chans, drop_rate):
+        return nn.Linear(in_chans, num_classes, bias=pretrained)
+
+    fake_library(monkeypatch, "timm", list_models=lambda: ["vit"], create_model=create_model)
+    recipe = Recipe(Network("timm:vit", pretrained=True))
+    assert of(recipe, 6, {"channels": 3}).bias is not None
+    assert of(recipe, 6, {"channels": 3}, pretrained=False).bias is None
 
 
 @pytest.mark.parametrize("error", [ImportError("no such module"), RuntimeError("operator nms does not exist")])

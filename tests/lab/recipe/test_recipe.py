@@ -21,12 +21,14 @@ from snapens.lab.recipe import (
     Budget,
     ColourJitter,
     CrossEntropy,
+    CutMix,
     Cutout,
     Dataset,
     Distillation,
     Grow,
     Lighting,
     Mirror,
+    Mixup,
     Network,
     Recipe,
     Settings,
@@ -34,6 +36,7 @@ from snapens.lab.recipe import (
     SingleCycle,
     Snapshot,
     Teacher,
+    TrivialAugment,
     settings,
 )
 from snapens.lab.recipe.methods import METHODS
@@ -51,18 +54,29 @@ def some_settings(rng):
         method=method,
         epochs=rng.randint(4, 200),
         cycles=rng.randint(1, 9),
+        restart_noise=0 if method in ("single", "singlecycle") else rng.choice([0, 0.1]),
+        first_cycle=1 if method == "single" else rng.choice([1, 1.5, 3]),
         optimizer=optimizer,
         lr=rng.choice([None, 1, 10 ** rng.uniform(-6, 1)]),
         batch=rng.randint(1, 300),
         seed=rng.randrange(1 << 63),
         dropout=rng.random(),
         stem_stride=rng.randint(1, 2),
+        pretrained=rng.choice([False, True]),
         weight_decay=rng.choice([None, 0, 10 ** rng.uniform(-9, 0)]),
         decays=rng.choice(["all", "weights"]),
         momentum=rng.choice([None, rng.uniform(0.01, 0.99)]) if optimizer == "sgd" else None,
         label_smoothing=rng.choice([0.0, 0.1]),
         padding=rng.choice([None, 0, 4]),
-        transforms=rng.choice([None, (), ("mirror", "cutout=8"), ("jitter=0.3", "lighting")]),
+        transforms=rng.choice(
+            [
+                None,
+                (),
+                ("mirror", "cutout=8"),
+                ("jitter=0.3", "lighting"),
+                ("trivialaugment", "mixup=0.2:0.5", "cutmix"),
+            ]
+        ),
         ema=rng.choice([None, 0.99]),
         warmup_epochs=rng.randint(0, 3),
         pattern=tuple(rng.choices(["warm", "fresh"], k=rng.randint(1, 5))) if method == "grow" else (),
@@ -100,11 +114,14 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "network.name": "resnet110",
         "network.dropout": 0.0,
         "network.stem_stride": 1,
+        "network.pretrained": False,
         "dataset.name": "cifar100",
         "dataset.held_out": 0,
         "dataset.held_out_seed": 0,
         "method.kind": "snapshot",
         "method.cycles": 5,
+        "method.first_cycle": 1.0,
+        "method.restart_noise": 0.0,
         "budget.epochs": 200,
         "budget.batch": 64,
         "budget.warmup_epochs": 0,
@@ -119,17 +136,33 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "batchnorm_parts": 1,
     }
     teacher = Teacher("a", (4,))
-    entries = (AdamW(), EMA(), Cutout(), ColourJitter(), Lighting(), Mirror(), Grow(), teacher, Distillation(teacher))
+    entries = (
+        AdamW(),
+        EMA(),
+        Cutout(),
+        ColourJitter(),
+        Lighting(),
+        Mirror(),
+        Grow(),
+        teacher,
+        Distillation(teacher),
+        Mixup(),
+        CutMix(),
+        TrivialAugment(),
+    )
     assert [vars(entry) for entry in entries] == [
         {"lr": 1e-3, "weight_decay": 0.01, "decays": "all", "beta1": 0.9, "beta2": 0.999},
-        {"decay": 0.999},
+        {"at_restart": "carried", "decay": 0.999},
         {"size": 16},
         {"strength": 0.4},
         {"strength": 0.1},
         {},
-        {"cycles": 5, "pattern": ("fresh",)},
+        {"cycles": 5, "first_cycle": 1.0, "restart_noise": 0.0, "pattern": ("fresh",)},
         {"run": "a", "steps": (4,), "weights": (), "temperature": 1.0},
         {"teacher": teacher, "share": 0.9, "temperature": 2.0},
+        {"alpha": 0.2, "probability": 1.0},
+        {"alpha": 1.0, "probability": 1.0},
+        {},
     ]
 
 
@@ -213,7 +246,9 @@ def test_a_class_that_is_in_no_table_cannot_be_part_of_a_recipe():
     class Upside(Mirror):
         pass
 
-    with pytest.raises(ArgumentError, match="Upside must be in the table of cutout, jitter, lighting, mirror: add it"):
+    with pytest.raises(
+        ArgumentError, match=r"Upside must be in the table of cutmix, cutout, .*, trivialaugment: add it"
+    ):
         Upside()
 
 
@@ -257,6 +292,14 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"optimizer": "adam"}, "'adam': did you mean adamw"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"cycles": 0}, "cycles must be at least 1, got 0"),
+        ({"first_cycle": 0.5}, "first_cycle must be finite and at least 1, got 0.5"),
+        ({"first_cycle": float("inf")}, "first_cycle must be finite and at least 1, got inf"),
+        ({"first_cycle": 2, "method": "single"}, "first_cycle must be 1 for the method single, got 2.0"),
+        ({"restart_noise": -0.1}, "restart_noise must be finite and at least 0, got -0.1"),
+        ({"restart_noise": 0.1, "method": "single"}, "restart_noise must be 0 for the method single, got 0.1"),
+        ({"restart_noise": 0.1, "method": "singlecycle"}, "restart_noise must be 0 for the method singlecycle"),
+        ({"ema_at_restart": "reset"}, "ema_at_restart must be given with ema only, got 'reset': add ema"),
+        ({"ema": 0.9, "ema_at_restart": "anew"}, "at_restart must be one of carried, reset, got 'anew'"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"stem_stride": 0}, "stem_stride must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0 and less than 2 to the 63, got -1"),
@@ -282,9 +325,17 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and less than 1, got 1.0"),
         ({"ema": 1.0}, "ema must have a decay of more than 0 and less than 1, got 1.0"),
         ({"decays": "some"}, "decays must be one of all, weights, got 'some'"),
-        ({"transforms": ("flip",)}, "'flip': choose from cutout, jitter, lighting, mirror"),
+        (
+            {"transforms": ("flip",)},
+            "'flip': choose from cutmix, cutout, jitter, lighting, mirror, mixup, trivialaugment",
+        ),
         ({"transforms": ("mirror=1",)}, "transform must be mirror without a setting, got 'mirror=1'"),
-        ({"transforms": ("cutout=x",)}, "transform must be cutout or cutout=NUMBER, got 'cutout=x'"),
+        ({"transforms": ("cutout=x",)}, "transform must be cutout or cutout=SIZE, got 'cutout=x'"),
+        ({"transforms": ("cutout=8:8",)}, "transform must be cutout or cutout=SIZE, got 'cutout=8:8'"),
+        ({"transforms": ("mixup=",)}, "transform must be mixup or mixup=ALPHA:PROBABILITY, got 'mixup='"),
+        ({"transforms": ("mixup=0",)}, "alpha must be more than 0 and at most 100, got 0.0"),
+        ({"transforms": ("cutmix=101",)}, "alpha must be more than 0 and at most 100, got 101.0"),
+        ({"transforms": ("cutmix=1:0.0",)}, "probability must be more than 0 and at most 1, got 0.0"),
         ({"transforms": ("cutout=0",)}, "size must be between 1 and 65536 pixels, got 0"),
         ({"transforms": ("jitter=2.0",)}, "strength must be more than 0 and at most 1, got 2.0"),
         ({"transforms": ("lighting=0.0",)}, "strength must be more than 0 and at most 1, got 0.0"),
@@ -342,6 +393,7 @@ def test_differences_are_listed_by_setting():
         "network.name: 'resnet110', 'wrn32'",
         "optimizer.lr: 0.1, 0.2",
         "averaging.kind: None, 'ema'",
+        "averaging.at_restart: None, 'carried'",
         "averaging.decay: None, 0.9",
     ]
 
@@ -373,6 +425,15 @@ def test_schedules_are_the_methods_and_count_whole_batches_of_all_epochs():
         assert schedule.snapshot_steps == single.snapshot_steps
 
 
+def test_the_first_cycle_of_a_recipe_can_be_longer():
+    recipe = Recipe(method=Snapshot(3, first_cycle=2), budget=Budget(epochs=41, batch=10, warmup_epochs=1))
+    assert recipe.schedule(100) == CyclicCosine(410, 3, warmup_steps=10, first=2)
+    assert recipe.schedule(100).snapshot_steps == (210, 310, 410)
+    assert Settings(first_cycle=2, cycles=3).recipe().method == Snapshot(3, first_cycle=2.0)
+    with pytest.raises(ArgumentError, match=r"got 3 steps .* for cycles=2 and first_cycle=2.5: use more epochs"):
+        Recipe(method=Snapshot(2, first_cycle=2.5), budget=Budget(epochs=3, batch=10)).schedule(10)
+
+
 def test_ten_epochs_of_265_images_make_five_cycles_of_eight_or_nine_steps():
     assert Recipe(budget=Budget(epochs=10)).schedule(265).snapshot_steps == (8, 16, 24, 32, 41)
 
@@ -384,12 +445,27 @@ def test_a_budget_of_fewer_steps_than_cycles_is_rejected():
 
 
 def test_a_transform_on_the_command_line_is_its_name_and_its_setting():
-    assert [named(text) for text in ("mirror", "cutout", "cutout=8", "jitter=0.3", "lighting")] == [
+    assert [
+        named(text)
+        for text in (
+            "mirror",
+            "cutout",
+            "cutout=8",
+            "jitter=0.3",
+            "lighting",
+            "trivialaugment",
+            "mixup=0.4",
+            "cutmix=1:0.5",
+        )
+    ] == [
         Mirror(),
         Cutout(16),
         Cutout(8),
         ColourJitter(0.3),
         Lighting(0.1),
+        TrivialAugment(),
+        Mixup(0.4),
+        CutMix(1.0, 0.5),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face: a callback of the Trainer, ensembles in folders of the Hub's layout, and text generation."""
+"""Hugging Face: a callback for the Trainer, ensembles in the folder layout of the Hub, and text generation."""
 
 from .callback import SnapshotCallback as SnapshotCallback
 from .hub import load_ensemble as load_ensemble

@@ -27,20 +27,21 @@ _KEY = "snapens"  # of the state in trainer_state.json
 class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is not known
     """Makes the Trainer's learning rate follow a cyclic schedule, and stores a snapshot at each minimum.
 
-    `cycles` cosines fill the training steps after the warm-up steps of the `TrainingArguments`; pass `schedule` instead
-    for another schedule. `store` is a new folder. The peak rate is `learning_rate` of the `TrainingArguments`.
+    The schedule has the warm-up steps of the `TrainingArguments`, then `cycles` cosine cycles; for another one, pass
+    `schedule` instead. `store` is a new folder. The peak rate is `learning_rate` of the `TrainingArguments`.
     The rate that the Trainer logs is the rate that it uses. A checkpoint of the Trainer contains the state, so
-    `train(resume_from_checkpoint=True)` with a new callback of the same arguments continues in mid-cycle.
+    `train(resume_from_checkpoint=True)` with a new callback of the same arguments continues in the middle of a cycle.
 
-    `keep`, `on_restart` and `on_nonfinite` are those of `SnapshotEnsembler`. Of a model with adapters of PEFT, only
-    the trainable parameters and the buffers are stored. A callback that updates an EMA must be listed before this one.
+    `keep`, `on_restart` and `on_nonfinite` are those of `SnapshotEnsembler`. For a PEFT model, a snapshot
+    contains only the trainable parameters and the buffers. A callback that updates an EMA must be listed before this
+    one.
 
     Examples:
         >>> callback = SnapshotCallback(cycles=5, store="runs/a")  # Trainer(..., callbacks=[callback])
         >>> callback.ensemble()
         Traceback (most recent call last):
         ...
-        snapens.errors.ArgumentError: ensemble() must be called after the training began: call Trainer.train() first
+        snapens.errors.ArgumentError: ensemble() must be called after the training has begun: call Trainer.train()
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
         if (cycles is None) is (schedule is None):
-            raise ArgumentError(f"cycles or schedule must be given, and not both, got {cycles!r} and {schedule!r}")
+            raise ArgumentError(f"cycles or schedule must be given, but not both, got {cycles!r} and {schedule!r}")
         self._snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
         if self._snapshots.path is None:
             raise ArgumentError(
-                "store must be a folder, because a checkpoint has no snapshots, got memory: pass a path"
+                "store must be a folder, because the checkpoints contain no snapshots, got memory: pass a path"
             )
         self._cycles, self._schedule, self._keep = cycles, schedule, keep
         self._options: dict[str, Any] = {"on_restart": on_restart, "on_nonfinite": on_nonfinite}
@@ -68,9 +69,9 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
 
     @property
     def ensembler(self) -> SnapshotEnsembler:
-        """The ensembler of the training that began last."""
+        """The ensembler of the current or last training."""
         if self._ensembler is None:
-            raise ArgumentError("ensemble() must be called after the training began: call Trainer.train() first")
+            raise ArgumentError("ensemble() must be called after the training has begun: call Trainer.train()")
         return self._ensembler
 
     def ensemble(self, **options: Any) -> Ensemble:
@@ -78,7 +79,7 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         return self.ensembler.ensemble(**options)
 
     def on_init_end(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any) -> None:
-        """Reject a scheduler of the user."""
+        """Reject a scheduler that the user passed."""
         if lr_scheduler is not None:
             raise _foreign(lr_scheduler)
 
@@ -116,8 +117,8 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         """Warn if the EMA was updated after the last step was counted."""
         if self._version not in (None, self._kept_version()):
             self._warn_once(
-                "the module that keep names changed after SnapshotCallback: snapshots contain its state of one step "
-                "earlier; list the callback that updates it before SnapshotCallback"
+                "the module passed as keep was updated after SnapshotCallback, so snapshots contain its state of one "
+                "step earlier: list the callback that updates it before SnapshotCallback"
             )
 
     def on_pre_optimizer_step(
@@ -153,7 +154,7 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
             return CyclicCosine(max_steps, self._cycles, warmup_steps=warmup)
         if warmup:
             raise ArgumentError(
-                f"warmup_steps must be 0 if a schedule is given, got {args.warmup_steps}: give the schedule a warm-up"
+                f"warmup_steps must be 0 if a schedule is given, got {args.warmup_steps}: add it to the schedule"
             )
         if self._schedule.total_steps != max_steps:
             raise ArgumentError(
@@ -181,23 +182,23 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _follow(scheduler: LambdaLR, schedule: Schedule, step: int) -> None:
-    """Make the Trainer's scheduler one of our schedule, at a step, and set the rates of the optimizer."""
+    """Make the Trainer's scheduler follow our schedule from a step on, and set the rates of the optimizer."""
 
-    def factor(step: int) -> float:  # a function, because the state of a scheduler contains other callables
+    def factor(step: int) -> float:  # a function: LambdaLR saves other callables in its state
         return schedule(min(step, schedule.total_steps))
 
     LambdaLR.__init__(scheduler, scheduler.optimizer, factor, last_epoch=step - 1)
 
 
 def _check(args: Any, scheduler: Any) -> None:
-    """Reject settings that a schedule of ours would silently replace, and those that it cannot replace."""
+    """Reject settings that conflict with our schedule; it replaces the types "linear", the default, and "constant"."""
     if (kind := str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))) not in ("linear", "constant"):
         raise ArgumentError(
             f"lr_scheduler_type must not be set, because SnapshotCallback sets the rate, got {kind!r}: remove it, or "
             "pass schedule= to SnapshotCallback"
         )
     if getattr(args, "deepspeed", None):
-        raise ArgumentError("deepspeed is not supported by SnapshotCallback: train with DDP")
+        raise ArgumentError("deepspeed must not be set, because SnapshotCallback does not support it: train with DDP")
     function = next(iter(getattr(scheduler, "lr_lambdas", ())), None)
     if type(scheduler) is not LambdaLR or not _of_transformers(getattr(function, "func", function)):
         raise _foreign(scheduler)

@@ -1,4 +1,4 @@
-"""Ensembles in folders of the Hub's layout: Transformers and PEFT can also load each member alone."""
+"""Ensembles in the folder layout of the Hub: Transformers and PEFT can also load each member alone."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +63,8 @@ def load_ensemble(folder: str | PathLike[str], *, base: nn.Module | None = None,
     """The ensemble in a folder that `save_ensemble` wrote, with its combination; `options` are those of `Ensemble`.
 
     The members of a PEFT ensemble share the base model. It is loaded by the name in the configuration of the adapters,
-    or given as `base`; PEFT adds its layers to it. The steps are those of the training, or 1 … m for several runs.
+    or given as `base`; PEFT adds its layers to it. Members keep their step numbers, or are numbered 1 … m if these do
+    not ascend, for example because the members come from several runs.
     """
     path = Path(folder)
     combination = _combination(path)
@@ -88,7 +89,7 @@ def _whole(path: Path, members: list[Path]) -> Iterator[nn.Module]:
     for member in members:
         with _readable(member):
             model, found = architecture.from_pretrained(member, use_safetensors=True, output_loading_info=True)
-        _check_complete(member, found["missing_keys"])  # they would be random
+        _check_complete(member, found["missing_keys"])  # missing tensors would be random
         yield model
 
 
@@ -97,7 +98,7 @@ def _adapted(path: Path, members: list[Path], base: nn.Module | None) -> Iterato
     peft, config = package("peft", "hf"), _config(path)
     if base is None:
         if (name := peft.PeftConfig.from_pretrained(members[0]).base_model_name_or_path) is None:
-            raise ArgumentError(f"base must be given, because {path} does not name the base model of its adapters")
+            raise ArgumentError(f"base must be given, because {path} names no base model for its adapters: pass it")
         base = _architecture(config).from_pretrained(name, config=config, use_safetensors=True)
     for member in members:
         with _readable(member):  # PEFT would read a pickle instead
@@ -136,7 +137,7 @@ def _combination(path: Path) -> Combination:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(
             f"folder must be one that save_ensemble wrote, got {path} without combination.json: "
-            "use Ensemble.load for the folder of a training"
+            "use Ensemble.load for a run folder"
         ) from error
 
 
@@ -145,8 +146,8 @@ def _check(ensemble: Ensemble) -> None:
         raise ArgumentError(f"ensemble must be an Ensemble, got {ensemble!r}")
     if ensemble.activation != "softmax" or ensemble.dim != -1:
         raise ArgumentError(
-            "ensemble must average the softmax over the last dimension, which is what load_ensemble does, got "
-            f"activation={ensemble.activation!r} and dim={ensemble.dim}"
+            "ensemble must average the softmax over the last dimension, because load_ensemble does so, got "
+            f"activation={ensemble.activation!r} and dim={ensemble.dim}: use the defaults"
         )
     if ensemble.preprocess is not None:
         raise ArgumentError("ensemble must have no preprocess module, which would not be saved: remove it")
@@ -192,7 +193,7 @@ def _check_complete(path: Path, missing: Iterable[str]) -> None:
 def _save(member: Any, path: Path) -> None:
     if _is_peft(member):
         member.save_pretrained(path, save_embedding_layers=False)  # "auto" reads a file of the base from the Hub
-        (path / "README.md").unlink()  # an empty card
+        (path / "README.md").unlink()  # PEFT writes an empty model card
     else:
         member.save_pretrained(path)
 

@@ -1,4 +1,4 @@
-"""EnsembleModel: an ensemble as a model of Transformers, for `generate` and for the Trainer's evaluation."""
+"""EnsembleModel: an ensemble as a Transformers model, for `generate` and for the Trainer's evaluation."""
 
 import inspect
 from collections.abc import Callable
@@ -21,20 +21,22 @@ CausalLMOutput: Any = package("transformers.modeling_outputs", "hf").CausalLMOut
 
 
 class EnsembleModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]  # their types are not known
-    """An ensemble of classifiers or causal language models that returns what a model of Transformers returns.
+    """An ensemble of classifiers or causal language models, with the interface of a Transformers model.
 
-    `logits` are the logarithm of the mean of the members' softmax (batch, classes) or (batch, time, vocabulary), so a
-    softmax of them is that mean. With `labels`, `loss` is the mean negative log-likelihood; -100 is ignored. So
+    `logits` are the logarithm of the mean of the members' softmax (batch, classes) or (batch, time, vocabulary), so
+    their softmax is that mean. With `labels`, `loss` is the mean negative log-likelihood; -100 is ignored. So
     `Trainer(EnsembleModel(ensemble), arguments).evaluate(dataset)` measures the ensemble, and `generate` of a language
     model works token by token, without a cache of keys and values. The members are resident in memory.
     """
 
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # the members were built with theirs
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # each member has its own attention
     accepts_loss_kwargs = False  # the loss is a mean; otherwise the Trainer multiplies it by the number of processes
 
     def __init__(self, ensemble: Ensemble) -> None:
         if not isinstance(ensemble, Ensemble) or not ensemble.resident:
-            raise ArgumentError(f"ensemble must be an Ensemble of resident members, got {ensemble!r}")
+            raise ArgumentError(
+                f"ensemble must be an Ensemble of resident members, got {ensemble!r}: build it with resident=True"
+            )
         if ensemble.activation != "softmax" or ensemble.dim != -1:
             raise ArgumentError(
                 "ensemble must average the softmax over the last dimension, got "

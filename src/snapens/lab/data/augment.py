@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..recipe.transforms import ColourJitter, Lighting, Mirror, Transform
+from ..recipe.batch import Transform
+from ..recipe.transforms import ColourJitter, Lighting, Mirror
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError
+from ..recipe.batch import Transform
 from ..recipe.preprocessing import ImagePreprocessing
-from ..recipe.transforms import Transform
 from .augment import AUGMENTATIONS
 from .files import CENTRAL_SHARE, PhotoFiles
 from .labels import digest, hold_out, require_labels, spread

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ..recipe.transforms import Batch
+from ..recipe.batch import Batch
 from .ahead import read_ahead
 from .augment import AUGMENTATIONS, Crop
 from .images import ImageData, Images
@@ -86,7 +86,8 @@ class PlacedImages:
     def take(self, rows: Tensor, indices: Tensor, targets: Tensor, draws: Tensor, inside: bool) -> Batch:
         """Crops in units of the pixels."""
         images = self.crop(rows, indices, draws).float()
-        return Batch(images, targets, self.mean, self.crop.inside(draws, self.data.size) if inside else None)
+        belongs = self.crop.inside(draws, self.data.size) if inside else None
+        return Batch(images, targets, self.mean, belongs, classes=len(self.data.classes))
 
     def finish(self, inputs: Tensor) -> Tensor:
         """Normalised images (batch, channels, size, size), channels last in memory."""
@@ -141,7 +142,7 @@ class PlacedTable:
 
     def take(self, rows: Tensor, indices: Tensor, targets: Tensor, draws: Tensor, inside: bool) -> Batch:
         """Some rows."""
-        return Batch(rows.index_select(0, indices), targets)
+        return Batch(rows.index_select(0, indices), targets, classes=len(self.data.classes))
 
     def finish(self, inputs: Tensor) -> Tensor:
         """Rows are standardised already."""

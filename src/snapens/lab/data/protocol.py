@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..recipe.transforms import Batch, Transform
+from ..recipe.batch import Batch, Transform
 from .augment import Crop
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import ArgumentError
+from ..recipe.batch import Transform
 from ..recipe.preprocessing import RowPreprocessing
-from ..recipe.transforms import Transform
 from .labels import checked_labels, digest, hold_out, numbered, require_both, require_labels, spread
 from .splits import stratified
 

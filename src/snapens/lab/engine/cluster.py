@@ -1,4 +1,4 @@
-"""Packs of runs as tasks of Ray, on this machine or on a cluster: Ray schedules the tasks and repeats lost ones.
+"""Packs of runs as Ray tasks, on this machine or on a cluster: Ray schedules the tasks and repeats lost ones.
 
 with connect(address=None) as cluster:
     for failures in cluster.train(packs, Work("cpu"), stop):
@@ -32,7 +32,7 @@ _RETRIES = 3  # of a task whose process or machine was lost
 _OBJECT_STORE_BYTES = 80 << 20  # near the smallest that Ray accepts: tasks exchange recipes and short texts
 
 Failures = dict[Path, str]
-"""The reason of each failure, by run folder."""
+"""Run folder -> the reason why the run failed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Work:
     data: Path | None = None
     """The folder with the data sets; None: the cache folder of each machine."""
     modules: Path | None = None
-    """The folder that networks of the user's own are imported from."""
+    """The folder from which the user's own networks are imported."""
     curves: bool = False
     """Whether the errors between snapshots are measured at the end."""
 
@@ -73,7 +73,7 @@ class Cluster:
         if not sum(slots):
             most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
             raise ArgumentError(
-                f"threads must be at most the CPU cores of a machine of Ray, got {threads} and {most} cores"
+                f"threads must be at most {most}, the CPU cores of the largest machine of Ray, got {threads}: use fewer"
             )
         return device, sum(slots)
 
@@ -105,7 +105,7 @@ class Cluster:
             return {}
         except self._ray.exceptions.RayTaskError as error:
             reason = f"{type(error.cause).__name__}: {error.cause}"
-        except self._ray.exceptions.RayError as error:  # the process or the machine was lost again and again
+        except self._ray.exceptions.RayError as error:  # the process or the machine was lost too often
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return {Path(path): reason for _, path in jobs}
 
@@ -119,7 +119,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
     with ExitStack() as stack:
-        # the sockets in it need a short path
+        # short, because Ray creates sockets in it
         folder = stack.enter_context(TemporaryDirectory(prefix="snapens-", dir="/tmp", ignore_cleanup_errors=True))
         options: dict[str, Any] = {"address": address}
         loopback = address is None or address.startswith(_LOOPBACK)
@@ -136,7 +136,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             }
         else:
             _require_reachable(address)
-            # one attempt, of about 40 seconds, where something else than Ray listens; Ray would make 20
+            # if another program listens there, one attempt of about 40 seconds; Ray would make 20
             stack.enter_context(_environment({"RAY_NUM_REDIS_GET_RETRIES": "1"}))
         ray = package("ray", "ray")
         ray._private.ray_constants.ENABLE_RAY_CLUSTER &= not loopback  # if Ray was imported before
@@ -177,7 +177,7 @@ def train_pack(jobs: Sequence[Job], work: Work) -> Failures:
     except SnapensError as error:
         return {Path(path): str(error) for _, path in jobs}
     cancelled: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: cancelled.append(number))  # by which Ray cancels
+    handler = signal.signal(signal.SIGINT, lambda number, frame: cancelled.append(number))  # Ray's signal to cancel
     try:
         pack.train(trainings, stop=lambda: bool(cancelled))
     finally:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data.ahead import read_ahead
 from ..data.order import Order
 from ..data.protocol import Placed
-from ..recipe.transforms import Batch, Transform
+from ..recipe.batch import Batch, Transform
 
 _MOST_ROWS = 1 << 12
 _Read = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32]]
@@ -73,10 +73,7 @@ class Feed:
         for transform in self._transforms:
             batch = transform(batch, draws[:, column : column + transform.columns])
             column += transform.columns
-        inputs = batch.inputs
-        if batch.inside is not None and batch.fill is not None:
-            inputs = torch.where(batch.inside, inputs, batch.fill)
-        return batch._replace(inputs=self._placed.finish(inputs))
+        return batch._replace(inputs=self._placed.finish(batch.restored().inputs))
 
     def sample(self, examples: int) -> Iterator[Tensor]:
         """Inputs of `examples` training examples, or of all, as in the first steps, in batches for an evaluation."""

@@ -1,6 +1,6 @@
 """BatchNorm layers that use the statistics of the whole batch, although each rank has only a part of it.
 
-torch's SyncBatchNorm needs a GPU. This one also runs on a CPU, where it can be tested against one process.
+torch's SyncBatchNorm needs a GPU. These layers also run on a CPU, where the tests compare them with one process.
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ class _Normalised(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         values = x.to(torch.promote_types(x.dtype, torch.float32))
         variance, mean = torch.var_mean(values, _other_dimensions(x), correction=0)
-        # all ranks have equally many values: combining means and variances loses no precision, unlike sums of squares
+        # all ranks have the same number of values; unlike sums of squares, combined variances lose no precision
         means, variances = world.gather(torch.stack([mean, variance])).unbind(1)
         mean, variance = means.mean(0), variances.mean(0) + means.var(0, correction=0)
         rstd = torch.rsqrt(variance + eps)

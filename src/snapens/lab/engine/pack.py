@@ -49,7 +49,7 @@ def unfinished(jobs: Sequence[Job], *, curves: bool = False) -> list[Job]:
 
 
 def packs(jobs: Sequence[T], largest: int, devices: int = 1) -> list[Sequence[T]]:
-    """Divide jobs into packs of nearly equal size, of at most `largest` runs, so that no device is left without one.
+    """Divide jobs into packs of nearly equal size, of at most `largest` runs, so that each device has one if possible.
 
     Examples:
         >>> packs("abcdefghij", largest=8)
@@ -77,7 +77,7 @@ def prepare(
 
     `load` is called once per data set; recipes with equal data share it on the device. `teachers` are the folders of
     the runs that recipes imitate. `checked` is called after the checks of networks, folders and data, before the slow
-    part. `world` are the processes that train the pack together; each of them calls this function.
+    part. `world` is the group of processes that train the pack; each of them calls this function.
     """
     world = world or World()
     world.require_same("recipes", [recipe for recipe, _ in jobs])
@@ -111,7 +111,7 @@ def train(
     """Advance the runs together until each has finished or failed; a run that fails does not affect the others.
 
     `watch` is called with a run each time it has advanced, then `stop` is called: when it returns true, each run saves
-    its state and training ends. An error that the processes of a pack do not have in common ends all runs.
+    its state and training ends. An error that does not occur in all processes of a pack ends all runs.
     """
     try:
         _train(trainings, watch, stop)
@@ -172,7 +172,7 @@ def _is_complete(recipe: Recipe, run: Run, curves: bool) -> bool:
     if not (run.exists and run.finished):
         return False
     run.require(recipe)
-    try:  # what is damaged is computed again when the run is resumed
+    try:  # damaged files are computed again when the run is resumed
         return gallery.is_intact(run, run.outputs()) and not (curves and run.curves() is None)
     except StoreError:
         return False
@@ -197,7 +197,7 @@ def _explained(error: Exception, recipe: Recipe, device: torch.device, prepared:
     if _memory_is_out(error):
         fits = f"the first {prepared} fit" if prepared else "not even one fits"
         return ArgumentError(
-            f"a pack must fit the memory of {device}, got {runs} runs, of which {fits}: "
+            f"a pack must fit into the memory of {device}, got {runs} runs, of which {fits}: "
             "train fewer runs at a time, or use a smaller batch"
         )
     *_, last = traceback.extract_tb(error.__traceback__)  # the line that raised the error, for authors of networks

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from ...batchnorm import estimated_statistics
+from ...batchnorm import estimated_statistics, norms
 from ...errors import ArgumentError, MismatchError
+from ...restarts import add_noise
 from ...schedule import Schedule
 from ...weights import tensors
 from .. import nets
 from ..data.protocol import Placed
 from ..nets.dropout import KeyedDropout
+from ..recipe.batch import Transform
 from ..recipe.recipe import Recipe
-from ..recipe.transforms import Transform
 from .feed import Feed
 from .network import accelerated, compile_blocks
 from .norms import SynchronisedNorms
@@ -71,7 +72,7 @@ class TrainingStep:
             module.key = self._key
         self._twin = Twin(self.network, self._network_on_device()) if self.device.type == "cuda" else None
         self._live = self._twin.network if self._twin else self.network
-        synchronised = self.world.group is not None and recipe.batchnorm_parts == 1
+        synchronised = self.world.group is not None and recipe.batchnorm_parts == 1 and norms(self._live)
         self._norms = SynchronisedNorms(self._live) if synchronised else None
         self._parameters = dict(self.network.named_parameters())
         self.optimizer = recipe.optimizer.build(self._parameters, self.device)
@@ -184,6 +185,17 @@ class TrainingStep:
                     tensor.copy_(fresh[name])
         self.recipe.optimizer.reset(self.optimizer)
         self._follow()
+
+    @torch.no_grad()
+    def continue_cycle(self) -> None:
+        """Begin a cycle with the current weights: add noise and reset the average, as the recipe requires."""
+        method, averaging = self.recipe.method, self.recipe.averaging
+        if method.restart_noise:
+            add_noise(self._parameters.values(), method.restart_noise, self.recipe.seed, int(self.completed))
+            self._follow()
+        if averaging is not None and averaging.at_restart == "reset":
+            for kept, live in (*self._averaged, *self._counted):
+                kept.copy_(live)
 
     @torch.no_grad()
     def log_probabilities(self, batches: Iterable[Tensor]) -> Tensor:

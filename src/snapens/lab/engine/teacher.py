@@ -12,8 +12,8 @@ from torch.nn.functional import log_softmax
 from ...combination import Combination
 from ...errors import MismatchError, StoreError
 from ..data.protocol import Data, Placed
+from ..recipe.batch import Batch
 from ..recipe.objectives import Distillation, Objective, Teacher
-from ..recipe.transforms import Batch
 from ..records.run import Run
 from .network import accelerated, compile_blocks
 from .twin import Twin

@@ -122,15 +122,15 @@ class Training:
 
     @property
     def ready(self) -> bool:
-        """Whether more steps of this run can be queued on the device; several processes wait until this is so."""
-        if len(self._bursts) == 2 and self.world.group is not None:  # all of them advance the runs in the same order
+        """Whether more steps of this run can be queued on the device; with several processes, wait until they can."""
+        if len(self._bursts) == 2 and self.world.group is not None:  # all ranks advance runs in the same order
             self._bursts[0].synchronize()
         if len(self._bursts) == 2 and self._bursts[0].query():  # type: ignore[no-untyped-call]
             self._bursts.popleft()
         return len(self._bursts) < 2
 
     def advance(self) -> None:
-        """Take a few steps, on a CPU for a short time only, and none beyond the next minimum."""
+        """Take a few steps, at most to the next minimum; on a CPU, only for a short time."""
         several = self.world.group is not None
         with self._queue():
             first, begun = self.completed, time.monotonic()
@@ -266,6 +266,8 @@ class Training:
         cycle = self.schedule.snapshot_steps.index(ensembler.completed) + 1
         if self.recipe.method.begins_fresh(cycle):
             self.step.restart(cycle)
+        else:
+            self.step.continue_cycle()
 
     def _finish(self) -> None:
         self.close()

@@ -21,7 +21,7 @@ _TIMEOUT = timedelta(hours=2)  # the other ranks wait while rank 0 evaluates or 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the processes that train together. By default it is alone and communicates with nobody.
+    """This process among the processes that train together. By default it is alone, without communication.
 
     All ranks must call the same methods in the same order.
     """
@@ -75,7 +75,7 @@ class World:
             return found[0][0] if share else value
         if failure is not None and failed == self.rank:
             raise failure
-        raise SnapensError(f"process {failed} of {self.count} failed: {found[failed][1]}")
+        raise SnapensError(f"the process with rank {failed} failed: {found[failed][1]}")
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. Decisions that depend on time or signals are made this way."""
@@ -93,7 +93,7 @@ class World:
         def compare() -> None:
             if value != first:
                 raise MismatchError(
-                    f"{name} must be the same for all processes, got others than those of process 0: "
+                    f"{name} must be the same for all processes, but those of rank {self.rank} and rank 0 differ: "
                     "use the same command and the same data on all machines"
                 )
 
@@ -101,7 +101,7 @@ class World:
 
     @contextmanager
     def failing_alone(self) -> Iterator[None]:
-        """Make an error inside a ProcessError, which ends the process: other ranks may be waiting for this one."""
+        """Convert an error inside into a ProcessError, which ends the process: other ranks may be waiting for it."""
         try:
             yield
         except Exception as error:
@@ -110,7 +110,7 @@ class World:
             reason = f"failed: {type(error).__name__}: {error}"
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 reason = "lost its connection to another process, which has ended"
-            raise ProcessError(f"process {self.rank} of {self.count} {reason}") from error
+            raise ProcessError(f"the process with rank {self.rank} {reason}") from error
 
     # What follows is part of a step: on the device, in place, without waiting for the device.
 
@@ -159,7 +159,7 @@ def gpu_of_process() -> torch.device:
 
 
 def joined() -> World:
-    """The processes that torchrun started, connected in the first call; otherwise this process alone."""
+    """The processes that torchrun started, which the first call connects; without torchrun, this process alone."""
     if not dist.is_available() or not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
         return World()
     local_rank = int(os.environ["LOCAL_RANK"])

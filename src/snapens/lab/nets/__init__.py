@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet110": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 18}),
     "wrn32": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 5, "widen": 4}),
+    "wrn28x10": ("snapens.lab.nets.resnet:wide", {"depth": 28, "widen": 10}),
+    "wrn16x8": ("snapens.lab.nets.resnet:wide", {"depth": 16, "widen": 8}),
     "resnet50": ("snapens.lab.nets.resnet:imagenet", {"blocks_per_stage": (3, 4, 6, 3)}),
     "densenet40": ("snapens.lab.nets.dense.densenet:densenet", {"depth": 40, "growth": 12}),
     "densenet100": ("snapens.lab.nets.dense.densenet:densenet", {"depth": 100, "growth": 24}),
@@ -35,16 +38,17 @@ def build(
     channels: int | None = None,
     dropout: float = 0.0,
     stem_stride: int = 1,
+    pretrained: bool = False,
     seed: int = 0,
     cycle: int = 0,
 ) -> "nn.Module":
     """Build a network that maps a batch of examples to (examples, classes) logits, with the weights of (seed, cycle).
 
     `name` is one of `NETWORKS`, `torchvision:NAME`, `timm:NAME`, or your own `module:callable`. The callable receives
-    `classes` and `inputs` as keywords, and `dropout` and `stem_stride` where they differ from their defaults.
-    `inputs` describes an example: `{"channels": 3}` for images, or `channels=3` for short; `{"features": 20}` for
-    rows of a table. The network is built on the CPU, whatever the default device (except meta, which is respected);
-    the global random generator is left unchanged.
+    `classes` and `inputs` as keywords, and `dropout`, `stem_stride` and `pretrained` where they differ from their
+    defaults. `inputs` describes an example: `{"channels": 3}` for images, or `channels=3` for short;
+    `{"features": 20}` for rows of a table. The network is built on the CPU, whatever the default device (except meta,
+    which is respected); the global random generator is left unchanged.
 
     Examples:
         >>> network = build("densenet40", classes=10)
@@ -57,7 +61,7 @@ def build(
 
     from .dropout import keyed
 
-    factory, settings = _resolved(name, classes, dropout, stem_stride)
+    factory, settings = _resolved(name, classes, dropout, stem_stride, pretrained)
     settings |= inputs if channels is None else {**inputs, "channels": channels}
     _require_accepted(name, factory, settings)
     device = "meta" if torch.get_default_device().type == "meta" else "cpu"
@@ -70,17 +74,30 @@ def build(
         return keyed(network)
 
 
-def of(recipe: Recipe, classes: int, inputs: Mapping[str, int], cycle: int = 0) -> "nn.Module":
-    """Build the network of a recipe, with the fresh weights of one of its cycles."""
-    return build(**vars(recipe.network), classes=classes, inputs=inputs, seed=recipe.seed, cycle=cycle)
+def of(
+    recipe: Recipe, classes: int, inputs: Mapping[str, int], cycle: int = 0, *, pretrained: bool = True
+) -> "nn.Module":
+    """Build the network of a recipe, with the weights at the beginning of one of its cycles.
+
+    With `pretrained=False` no pretrained weights are downloaded: a snapshot replaces them.
+    """
+    network = replace(recipe.network, pretrained=recipe.network.pretrained and pretrained)
+    return build(**vars(network), classes=classes, inputs=inputs, seed=recipe.seed, cycle=cycle)
 
 
-def require(name: str, *, dropout: float = 0.0, stem_stride: int = 1, inputs: Mapping[str, int] | None = None) -> None:
+def require(
+    name: str,
+    *,
+    dropout: float = 0.0,
+    stem_stride: int = 1,
+    pretrained: bool = False,
+    inputs: Mapping[str, int] | None = None,
+) -> None:
     """Reject an unknown network, or settings or inputs that it does not accept, without building it.
 
     `inputs` are those of `build`; None: the data are not known yet.
     """
-    factory, settings = _resolved(name, 2, dropout, stem_stride)
+    factory, settings = _resolved(name, 2, dropout, stem_stride, pretrained)
     _require_accepted(name, factory, {**settings, **(inputs or {})}, partly=inputs is None)
 
 
@@ -101,7 +118,9 @@ def blocks(network: "nn.Module") -> "list[nn.Module]":
     return [module for module in network.modules() if getattr(type(module), "repeats", False)]
 
 
-def _resolved(name: str, classes: int, dropout: float, stem_stride: int) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _resolved(
+    name: str, classes: int, dropout: float, stem_stride: int, pretrained: bool
+) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The callable of a network, and the keywords for it that do not depend on the inputs."""
     library, colon, inner = name.partition(":")
     if not colon and name not in NETWORKS:
@@ -109,7 +128,8 @@ def _resolved(name: str, classes: int, dropout: float, stem_stride: int) -> tupl
     path, settings = NETWORKS.get(name, (name, {}))
     if library in ("torchvision", "timm"):
         path, settings = f"snapens.lab.nets.zoo:from_{library}", {"name": inner}
-    optional = ({"dropout": dropout} if dropout else {}) | ({"stem_stride": stem_stride} if stem_stride != 1 else {})
+    given = {"dropout": (dropout, 0.0), "stem_stride": (stem_stride, 1), "pretrained": (pretrained, False)}
+    optional = {key: value for key, (value, default) in given.items() if value != default}
     return _imported(path), {**settings, "classes": classes, **optional}
 
 

@@ -1,4 +1,4 @@
-"""The residual networks of He et al.: for CIFAR, of any depth and width, and for ImageNet."""
+"""The residual networks of He et al., for CIFAR and ImageNet, and the wide ones of Zagoruyko and Komodakis."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn, relu
 from torch.nn.functional import pad
 
+from ...errors import ArgumentError
 from .initialise import initialise
 
 
@@ -66,6 +67,30 @@ class Bottleneck(nn.Module):
         return relu(self.norm3(self.conv3(y)) + self.shortcut(x))
 
 
+class PreActivation(nn.Module):
+    """x + two 3x3 convolutions, each after BatchNorm and ReLU; where shapes differ, the shortcut is a projection.
+
+    The projection reads the activated input, as in the code of Zagoruyko and Komodakis (2016).
+    """
+
+    repeats = True
+
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.conv1 = _conv(inputs, outputs, 3, stride)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = _conv(outputs, outputs, 3)
+        self.shortcut = _conv(inputs, outputs, 1, stride) if stride > 1 or inputs != outputs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(images, inputs, height, width) -> (images, outputs, height / stride, width / stride)."""
+        activated = relu(self.norm1(x))
+        y = self.dropout(relu(self.norm2(self.conv1(activated))))
+        return self.conv2(y) + (x if self.shortcut is None else self.shortcut(activated))  # type: ignore[no-any-return]
+
+
 def cifar(
     *,
     blocks_per_stage: int,
@@ -86,6 +111,23 @@ def cifar(
     return _network(stem, blocks, 4 * width, classes)
 
 
+def wide(
+    *, depth: int, widen: int, classes: int, channels: int = 3, dropout: float = 0.0, stem_stride: int = 1
+) -> nn.Module:
+    """Build a Wide-ResNet with pre-activation: `depth` convolutions, 16, 32 and 64 times `widen` channels."""
+    if depth < 10 or depth % 6 != 4:
+        near = max(10, depth // 6 * 6 + 4)
+        raise ArgumentError(f"depth must be 6 n + 4 with n of at least 1, got {depth}: use {near}")
+    inputs = 16
+    stem: list[nn.Module] = [_conv(channels, inputs, 3, stem_stride)]
+    blocks: list[nn.Module] = []
+    for stage, outputs in enumerate((16 * widen, 32 * widen, 64 * widen)):
+        for k in range((depth - 4) // 6):
+            blocks.append(PreActivation(inputs, outputs, 2 if stage and not k else 1, dropout))
+            inputs = outputs
+    return _network(stem, [*blocks, nn.BatchNorm2d(inputs), nn.ReLU()], inputs, classes)
+
+
 def imagenet(*, blocks_per_stage: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
     """Build a 7x7 stem and stages of bottlenecks of 64, 128, … channels, for 224x224 images."""
     stem = [_conv(channels, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
@@ -104,5 +146,5 @@ def _network(stem: list[nn.Module], blocks: list[nn.Module], features: int, clas
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    # BatchNorm follows every convolution and would cancel a bias
+    # BatchNorm follows every convolution, after an addition at most, and would cancel a bias
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)

@@ -2,11 +2,13 @@
 
 from .averaging import EMA
 from .methods import Grow, Single, SingleCycle, Snapshot
+from .mixing import CutMix, Mixup
 from .objectives import CrossEntropy, Distillation, Teacher
 from .optimizers import SGD, AdamW
 from .recipe import Budget, Dataset, Network, Recipe
 from .settings import Settings
 from .transforms import ColourJitter, Cutout, Lighting, Mirror
+from .trivialaugment import TrivialAugment
 
 __all__ = [
     "EMA",
@@ -15,12 +17,14 @@ __all__ = [
     "Budget",
     "ColourJitter",
     "CrossEntropy",
+    "CutMix",
     "Cutout",
     "Dataset",
     "Distillation",
     "Grow",
     "Lighting",
     "Mirror",
+    "Mixup",
     "Network",
     "Recipe",
     "Settings",
@@ -28,4 +32,5 @@ __all__ = [
     "SingleCycle",
     "Snapshot",
     "Teacher",
+    "TrivialAugment",
 ]

@@ -1,8 +1,8 @@
 """Averaging: averages of the weights that are stored instead of the trained weights."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from .value import Value, require
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Averaging(Value, ABC):
     """A running average of the weights and buffers, updated after every step."""
+
+    at_restart: Literal["carried", "reset"] = field(default="carried", kw_only=True)
+    """Whether the average is carried over into the next cycle, or starts again from the weights at its beginning."""
 
     @abstractmethod
     def update(self, average: "list[Tensor]", live: "list[Tensor]") -> None:

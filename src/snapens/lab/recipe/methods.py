@@ -1,6 +1,6 @@
 """Methods: the schedule of the learning rate, and what happens when a new cycle begins."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ...schedule import CyclicCosine, Schedule, StepDecay
@@ -15,14 +15,19 @@ class Method(Value):
 
     cycles: int = 5
     """M: the number of snapshots."""
+    first_cycle: float = field(default=1.0, kw_only=True)
+    """The length of the first cycle as a multiple of the others."""
+    restart_noise: float = field(default=0.0, kw_only=True)
+    """The noise that is added to the weights when a cycle continues from the previous one, relative to their size."""
 
     def check(self) -> None:
-        """There is at least one cycle."""
-        require_at_least(1, cycles=self.cycles)
+        """There is at least one cycle, and the first is not shorter than the others; the noise is at least 0."""
+        require_at_least(1, cycles=self.cycles, first_cycle=self.first_cycle)
+        require_at_least(0, restart_noise=self.restart_noise)
 
     def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
         """The factor on the peak rate at every step."""
-        return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps)
+        return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps, first=self.first_cycle)
 
     def begins_fresh(self, cycle: int) -> bool:
         """Whether a cycle, counted from 0, starts from fresh weights; the first cycle always does."""
@@ -32,6 +37,12 @@ class Method(Value):
 @dataclass(frozen=True)
 class Single(Method):
     """The rate is multiplied by 0.1 at 50 % and 75 %; the snapshots taken on the way form the paper's NoCycle."""
+
+    def check(self) -> None:
+        """There are no restarts."""
+        super().check()
+        require(self.first_cycle == 1, "first_cycle", "be 1 for the method single", self.first_cycle)
+        require(not self.restart_noise, "restart_noise", "be 0 for the method single", self.restart_noise)
 
     def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
         """The standard schedule."""
@@ -46,6 +57,11 @@ class Snapshot(Method):
 @dataclass(frozen=True)
 class SingleCycle(Method):
     """Cosine cycles, each from fresh weights."""
+
+    def check(self) -> None:
+        """No cycle continues from the previous one."""
+        super().check()
+        require(not self.restart_noise, "restart_noise", "be 0 for the method singlecycle", self.restart_noise)
 
     def begins_fresh(self, cycle: int) -> bool:
         """Every cycle."""

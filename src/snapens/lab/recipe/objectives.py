@@ -11,7 +11,7 @@ from .value import Value, require
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .transforms import Batch
+    from .batch import Batch
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ArgumentError
 from ...schedule import Schedule
 from .averaging import Averaging
+from .batch import Transform
 from .methods import Method, Snapshot
 from .objectives import CrossEntropy, Objective
 from .optimizers import SGD, Optimizer
-from .transforms import Transform
 from .value import Value, require, require_at_least
 
 
@@ -24,6 +25,8 @@ class Network(Value):
     """The dropout probability."""
     stem_stride: int = 1
     """The stride of the first layer; the paper uses 2 for Tiny ImageNet."""
+    pretrained: bool = False
+    """Whether training starts from the pretrained weights of torchvision or timm; only the last layer is new."""
 
     def check(self) -> None:
         """Dropout is a probability; the stride is at least 1."""
@@ -113,13 +116,15 @@ class Recipe(Value):
 
     def schedule(self, examples: int) -> Schedule:
         """The schedule for a number of training examples per epoch; a batch may span two epochs."""
-        budget, cycles = self.budget, self.method.cycles
+        budget, method = self.budget, self.method
         total, warmup = (epochs * examples // budget.batch for epochs in (budget.epochs, budget.warmup_epochs))
-        if total - warmup < cycles:
+        if total - warmup < math.ceil(method.first_cycle) + method.cycles - 1:
+            longer = f" and first_cycle={method.first_cycle:g}" if method.first_cycle > 1 else ""
             raise ArgumentError(
                 f"epochs must give at least one step per cycle after the warm-up, got {total - warmup} steps "
                 f"({budget.epochs} epochs of {examples} examples in batches of {budget.batch}, warmup_epochs="
-                f"{budget.warmup_epochs}) for cycles={cycles}: use more epochs, fewer cycles or a smaller batch"
+                f"{budget.warmup_epochs}) for cycles={method.cycles}{longer}: use more epochs, fewer cycles or "
+                "a smaller batch"
             )
         return self.method.schedule(total, warmup)
 

@@ -24,8 +24,8 @@ class Settings:
     """
 
     network: str = "resnet110"
-    """resnet110, wrn32, densenet40, densenet100, resnet50, small, mlp, torchvision:NAME, timm:NAME, or your own
-    network as module:callable."""
+    """resnet110, wrn32, wrn28x10, wrn16x8, densenet40, densenet100, resnet50, small, mlp, torchvision:NAME, timm:NAME,
+    or your own network as module:callable."""
     dataset: str = "cifar100"
     """cifar10, cifar100, svhn, svhn-extra, tinyimagenet, imagenet, glyphs, or your own data as folder or arrays."""
     method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
@@ -35,6 +35,10 @@ class Settings:
     """B: the number of passes over the training examples."""
     cycles: int = 5
     """M: the number of snapshots."""
+    first_cycle: float = 1.0
+    """The length of the first cycle as a multiple of the others."""
+    restart_noise: float = 0.0
+    """Noise that is added to the weights when a cycle continues from the previous one, relative to their size."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """sgd: with Nesterov momentum, as in the paper; adamw: Adam with decoupled weight decay."""
     lr: float | None = None
@@ -47,6 +51,8 @@ class Settings:
     """The dropout probability."""
     stem_stride: int = 1
     """The stride of the first layer; the paper uses 2 for Tiny ImageNet."""
+    pretrained: bool = False
+    """Start from the pretrained weights of torchvision:NAME or timm:NAME; only the last layer is new."""
     weight_decay: float | None = None
     """The weight decay; by default 0.0001 for sgd and 0.01 for adamw."""
     decays: Literal["all", "weights"] = "all"
@@ -58,17 +64,19 @@ class Settings:
     padding: int | None = None
     """Pixels of padding around an image before random cropping; the default depends on the data set."""
     transforms: tuple[str, ...] | None = None
-    """Transforms of training images after cropping: mirror, jitter, lighting, cutout=16; the default depends on the
-    data set."""
+    """Transforms of training images after cropping: mirror, jitter, lighting, trivialaugment, cutout=16, mixup=0.2,
+    cutmix=1.0:0.5; the default depends on the data set."""
     ema: float | None = None
     """Store an exponential moving average of the weights with this decay, such as 0.999."""
+    ema_at_restart: Literal["carried", "reset"] = "carried"
+    """carried: the average continues over a restart; reset: it starts again from the weights at the restart."""
     warmup_epochs: int = 0
     """Warm-up epochs before the first cycle, included in epochs."""
     pattern: tuple[Literal["warm", "fresh"], ...] = ()
     """For grow: the start of each cycle after the first, such as warm warm fresh; repeated as needed."""
     held_out: int | None = None
-    """The number of training examples to hold out, so that a combination can be chosen on them; by default `snapens
-    train` holds out a tenth of your own data, and nothing else is held out."""
+    """The number of training examples to hold out, so that a combination can be chosen on them.
+    By default, the commands hold out a tenth of your own data, and no examples of other data sets."""
     held_out_seed: int = 0
     """The seed that selects the held-out examples."""
 
@@ -80,17 +88,20 @@ class Settings:
             raise ArgumentError(f"pattern must be given for the method grow, and for no other, got {self.pattern!r}")
         if self.momentum is not None and self.optimizer != "sgd":
             raise ArgumentError(f"momentum must be given for sgd only, got {self.momentum} for {self.optimizer}")
+        if self.ema is None and self.ema_at_restart != "carried":
+            raise ArgumentError(f"ema_at_restart must be given with ema only, got {self.ema_at_restart!r}: add ema")
         given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        pattern: dict[str, Any] = {"pattern": self.pattern} if self.pattern else {}
         return Recipe(
-            Network(self.network, self.dropout, self.stem_stride),
+            Network(self.network, self.dropout, self.stem_stride, self.pretrained),
             Dataset(self.dataset, self.held_out or 0, self.held_out_seed, self.padding),
-            method(self.cycles, **({"pattern": self.pattern} if self.pattern else {})),
+            method(self.cycles, first_cycle=self.first_cycle, restart_noise=self.restart_noise, **pattern),
             Budget(self.epochs, self.batch, self.warmup_epochs),
             optimizer(decays=self.decays, **settings),
             CrossEntropy(self.label_smoothing),
             None if self.transforms is None else tuple(map(named, self.transforms)),
-            None if self.ema is None else EMA(self.ema),
+            None if self.ema is None else EMA(self.ema, at_restart=self.ema_at_restart),
             self.seed,
         )
 

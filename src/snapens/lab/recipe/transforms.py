@@ -1,16 +1,15 @@
 """Transforms: random changes of a training batch on its device, from numbers drawn for each example."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError
-from .value import Value, look_up, require
+from .batch import Batch, Transform, between, constant
+from .mixing import CutMix, Mixup
+from .trivialaugment import TrivialAugment
+from .value import look_up, require
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 # principal components of ImageNet's colours in units of [0, 1], as fb.resnet.torch publishes them
@@ -18,41 +17,6 @@ _EIGENVALUES = (0.2175, 0.0188, 0.0045)
 _EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 _MOST_PIXELS = 1 << 16
 _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
-
-
-class Batch(NamedTuple):
-    """The examples of one step; images are (batch, height, width, channels), with pixel values from 0 to 255."""
-
-    inputs: "Tensor"
-    targets: "Tensor"
-    """(batch,) class indices, or (batch, classes) probabilities."""
-    fill: "Tensor | None" = None
-    """(channels,): the colour of padding, which becomes 0 when images are normalised."""
-    inside: "Tensor | None" = None
-    """(batch, height, width, 1): whether a pixel belongs to the image; the others are set to the colour of padding
-    after all transforms. None: no transform changes colours, so this is not necessary."""
-    teacher: "Tensor | None" = None
-    """(batch, classes): the logarithm of a teacher's mean probabilities. None: the objective has no teacher."""
-
-
-@dataclass(frozen=True)
-class Transform(Value, ABC):
-    """A function of a batch and of random numbers in [0, 1)."""
-
-    columns: ClassVar[int]
-    """The number of random numbers per example."""
-    recolours: ClassVar[bool] = False
-    """Whether it also changes the colour of padding, which is then restored after all transforms."""
-    channels: ClassVar[int | None] = None
-    """The number of channels that it requires; None: any."""
-
-    def suits(self, inputs: Mapping[str, int]) -> bool:
-        """Whether it can be applied to such examples: images with the required number of channels."""
-        return "channels" in inputs and self.channels in (None, inputs["channels"])
-
-    @abstractmethod
-    def __call__(self, batch: Batch, draws: "Tensor") -> Batch:
-        """The changed batch; `draws` is (batch, columns). It must not wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +54,12 @@ class ColourJitter(Transform):
         import torch
 
         images = batch.inputs
-        orders = _constant(_ORDERS, images.device)[(draws[:, 3] * len(_ORDERS)).long()]
+        orders = constant(_ORDERS, images.device)[(draws[:, 3] * len(_ORDERS)).long()]
         blends = 1 + self.strength * (2 * draws[:, :3] - 1)
         for turn in range(3):
             kind = orders[:, turn, None]
             share = blends.gather(1, kind)[:, :, None, None]
-            grey = (images * _constant((0.299, 0.587, 0.114), images.device)).sum(3, keepdim=True)
+            grey = (images * constant((0.299, 0.587, 0.114), images.device)).sum(3, keepdim=True)
             choice = kind[:, :, None, None]
             target = torch.where(choice == 0, 0.0, torch.where(choice == 1, grey.mean((1, 2), keepdim=True), grey))
             images = share * images + (1 - share) * target
@@ -123,8 +87,8 @@ class Lighting(Transform):
         import torch
 
         normal = torch.erfinv((2 * draws - 1).clamp(-1 + 2**-23, 1 - 2**-23)) * 2**0.5
-        scaled = self.strength * normal * _constant(_EIGENVALUES, draws.device)
-        shift = 255 * (scaled @ _constant(_EIGENVECTORS, draws.device).T)[:, None, None, :]
+        scaled = self.strength * normal * constant(_EIGENVALUES, draws.device)
+        shift = 255 * (scaled @ constant(_EIGENVECTORS, draws.device).T)[:, None, None, :]
         return batch._replace(inputs=batch.inputs + shift)
 
 
@@ -145,7 +109,7 @@ class Cutout(Transform):
 
         height, width = batch.inputs.shape[1:3]
         rows, columns = (
-            _between(side, (draw[:, None] * side).floor() - self.size // 2, self.size)
+            between(side, (draw[:, None] * side).floor() - self.size // 2, self.size)
             for side, draw in ((height, draws[:, 0]), (width, draws[:, 1]))
         )
         covered = (rows[:, :, None] & columns[:, None, :])[..., None]
@@ -155,20 +119,23 @@ class Cutout(Transform):
 
 
 TRANSFORMS: dict[str, type[Transform]] = {
+    "cutmix": CutMix,
     "cutout": Cutout,
     "jitter": ColourJitter,
     "lighting": Lighting,
     "mirror": Mirror,
+    "mixup": Mixup,
+    "trivialaugment": TrivialAugment,
 }
 Transform.kinds = TRANSFORMS
 
 
 def named(text: str) -> Transform:
-    """The transform for a text of the command line: its name, and its setting unless that is the default.
+    """The transform for a text of the command line: its name, and its settings unless they are the defaults.
 
     Examples:
-        >>> named("mirror"), named("cutout=8")
-        (Mirror(), Cutout(size=8))
+        >>> named("mirror"), named("cutout=8"), named("cutmix=1.0:0.5")
+        (Mirror(), Cutout(size=8), CutMix(alpha=1.0, probability=0.5))
     """
     name, equals, value = text.partition("=")
     kind = look_up("transform", name, TRANSFORMS)
@@ -177,23 +144,9 @@ def named(text: str) -> Transform:
         return kind()
     require(bool(settings), "transform", f"be {name} without a setting", text)
     try:
-        number = float(value) if "." in value else int(value)
+        numbers = [float(number) if "." in number else int(number) for number in value.split(":")]
+        chosen = dict(zip(settings[: len(numbers)], numbers, strict=True))
     except ValueError as error:
-        raise ArgumentError(f"transform must be {name} or {name}=NUMBER, got {text!r}") from error
-    return kind(**{settings[0]: number})
-
-
-def _between(side: int, begin: "Tensor", length: int) -> "Tensor":
-    """(batch, side): whether a position is one of the `length` positions from `begin` (batch, 1) on."""
-    import torch
-
-    line = torch.arange(side, device=begin.device)
-    return (line >= begin) & (line < begin + length)
-
-
-@cache
-def _constant(values: tuple[Any, ...], device: "torch.device") -> "Tensor":
-    # cached, because nothing can be copied from the host while a step is being captured
-    import torch
-
-    return torch.tensor(values, device=device)
+        form = f"{name}={':'.join(setting.upper() for setting in settings)}"
+        raise ArgumentError(f"transform must be {name} or {form}, got {text!r}") from error
+    return kind(**chosen)

@@ -17,8 +17,8 @@ def variations(values: Mapping[str, Sequence[Any]]) -> list[Recipe]:
 
     Examples:
         >>> found = variations({"method": ["single", "grow"], "pattern": [("warm", "fresh"), ("fresh",)], "seed": [7]})
-        >>> [recipe.method for recipe in found]
-        [Single(cycles=5), Grow(cycles=5, pattern=('warm', 'fresh')), Grow(cycles=5, pattern=('fresh',))]
+        >>> [recipe.method.written() for recipe in found]
+        [{'kind': 'single'}, {'kind': 'grow', 'pattern': ['warm', 'fresh']}, {'kind': 'grow'}]
     """
     found: dict[Recipe, None] = {}
     for chosen in product(*values.values()):

@@ -1,4 +1,4 @@
-"""Followed: a run that another process trains, as far as its log tells."""
+"""Followed: a run that another process trains, as recorded in its log."""
 
 from contextlib import suppress
 from os import PathLike
@@ -9,7 +9,7 @@ from .run import Run
 
 
 class Followed:
-    """The progress of a run, read from its folder; it has what a progress display needs of a training."""
+    """The progress of a run, read from its folder; it has the attributes that a progress display uses."""
 
     def __init__(self, recipe: Recipe, path: str | PathLike[str]) -> None:
         self.recipe, self.run, self.log = recipe, Run(path), FollowedLog()

@@ -104,7 +104,7 @@ class Run:
         preprocessing = self.preprocessing
         return Ensemble(
             self.snapshots,
-            nets.of(self.recipe, len(self.data["classes"]), preprocessing.inputs),
+            nets.of(self.recipe, len(self.data["classes"]), preprocessing.inputs, pretrained=False),
             last=last,
             combination=combination,
             preprocess=preprocessing.module() if raw else None,

@@ -1,0 +1,44 @@
+"""--preset: a name for many settings of `snapens train` and `snapens sweep`."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+from ..lab.recipe.presets import PRESETS
+from ..lab.recipe.value import look_up
+
+
+def with_flags_of_preset(arguments: Sequence[str]) -> list[str]:
+    """Arguments of `train` with the flags of their preset before all others; the last of several equal flags counts.
+
+    Examples:
+        >>> with_flags_of_preset(["train", "--preset", "cifar10-modern", "--batch", "64"])[:5]
+        ['train', '--network', 'wrn28x10', '--dataset', 'cifar10']
+        >>> with_flags_of_preset(["train", "--batch", "64"])
+        ['train', '--batch', '64']
+    """
+    command, rest = list(arguments[:1]), list(arguments[1:])
+    names = [value for flag, value in pairwise(rest) if flag == "--preset"]
+    names += [word.removeprefix("--preset=") for word in rest if word.startswith("--preset=")]
+    if command != ["train"] or not names:
+        return [*command, *rest]
+    given = {word.partition("=")[0].removeprefix("--") for word in rest}
+    flags: list[str] = []
+    for name, value in values_of_preset(names[-1], given).items():
+        words = [] if value is True else map(str, value) if isinstance(value, tuple) else [str(value)]
+        flags += [f"--{name.replace('_', '-')}", *words]
+    return [*command, *flags, *rest]
+
+
+def values_of_preset(preset: str, given: Collection[str]) -> dict[str, Any]:
+    """The settings of a preset that differ from their defaults; `given` are the names of those that the user sets.
+
+    Pretrained weights belong to the network of the preset, not to another network.
+    """
+    settings = look_up("preset", preset, PRESETS)()
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    changed = {field.name for field in fields(settings) if values[field.name] != field.default}
+    return {
+        name: values[name] for name in values if name in changed and not (name == "pretrained" and "network" in given)
+    }
