@@ -258,7 +258,7 @@ def test_a_log_that_only_the_first_process_writes_ends_all_runs_if_it_cannot_be_
         raise OSError("no space left")
 
     trainings[0].run.note = no_space
-    with pytest.raises(ProcessError, match="process 0 of 1 failed: OSError: no space left"):
+    with pytest.raises(ProcessError, match="the process with rank 0 failed: OSError: no space left"):
         train(trainings)
 
 

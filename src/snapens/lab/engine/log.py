@@ -32,11 +32,10 @@ class TrainingLog:
         examples: int,
         losses: Tensor,
         stream: Any,
-        *,
-        world: World | None = None,
+        world: World,
     ) -> None:
         self._run, self._recipe, self._schedule, self._examples = run, recipe, schedule, examples
-        self._losses, self._stream, self._world = losses, stream, world or World()
+        self._losses, self._stream, self._world = losses, stream, world
         self.steps = min(-(-examples // recipe.budget.batch), _MOST_STEPS)
         """The number of steps between two lines."""
         self.loss: float | None = None

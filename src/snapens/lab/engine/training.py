@@ -70,9 +70,7 @@ class Training:
             self.step.rehearse(self._stream)
             self.rehearsal_seconds = time.monotonic() - begun if self._stream is None else None
             """The duration of a step in the rehearsal; None on a GPU, where the rehearsal also compiles."""
-        self.log = TrainingLog(
-            self.run, recipe, self.schedule, examples, self.step.losses, self._stream, world=self.world
-        )
+        self.log = TrainingLog(self.run, recipe, self.schedule, examples, self.step.losses, self._stream, self.world)
 
     def open(self, resume: bool = False) -> None:
         """Start the run in its folder, or resume the existing run."""
