@@ -152,9 +152,9 @@ class SnapshotEnsembler:
         known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
         if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
             options["combination"] = Combination.last(options.pop("last", len(known))).among(known)
-        if isinstance(self.keep, nn.Module):
-            return Ensemble(self.snapshots, model or self.keep, **options)
-        return Ensemble(self.snapshots, model or self.model, **{"strict": False, **options})
+        whole = self.keep if isinstance(self.keep, nn.Module) else None
+        model = next(one for one in (model, whole, self.model) if one is not None)
+        return Ensemble(self.snapshots, model, **{"strict": whole is not None, **options})
 
     def close(self) -> None:
         """Release the folder to other writers; the last snapshot and the end of the process do this too."""

@@ -23,7 +23,7 @@ def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
     if wrong := [name for name, value in found.items() if name not in known or known[name].shape != value.shape]:
         raise ArgumentError(
             "keep must return tensors by their names in the model, with the shapes that they have there, got "
-            f"{wrong[0]!r}: select them from model.named_parameters()"
+            f"{wrong[0]!r}: select them from the named_parameters() of the model without its wrappers"
         )
     firsts: dict[int, Tensor] = {}  # tensors that are tied in the model are stored once, under all of their names
     stored = {name: firsts.setdefault(id(known[name]), value) for name, value in found.items()}

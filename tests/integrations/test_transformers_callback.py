@@ -484,7 +484,9 @@ def test_the_arguments_of_the_callback_are_checked(tmp_path):
 def test_a_folder_that_has_snapshots_is_rejected_by_a_new_training(tmp_path):
     callback = SnapshotCallback(2, store=tmp_path / "run")
     trainer(tmp_path, callback).train()
-    with pytest.raises(StoreError, match="holds those of steps 3, 6"):
+    with pytest.raises(
+        StoreError, match=r"with those of steps 3, 6: choose another folder, or pass resume_from_checkpoint=True"
+    ):
         trainer(tmp_path, callback).train()
 
 

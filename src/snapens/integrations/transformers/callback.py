@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ...ensemble import Ensemble
 from ...ensembler import SnapshotEnsembler
-from ...errors import ArgumentError, MismatchError
+from ...errors import ArgumentError, MismatchError, StoreError
 from ...extras import package
 from ...schedule import CyclicCosine, Schedule
 from ...snapshots import Snapshots
@@ -103,7 +103,7 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
             optimizer,
             schedule,
             store=self._snapshots,
-            resume=step > 0,
+            resume=True,
             keep=keep,
             drive_lr=False,
             process_group=dist.group.WORLD if dist.is_available() and dist.is_initialized() else None,
@@ -111,6 +111,12 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         )
         if step:
             self._ensembler.load_state_dict(saved)
+        elif held := self._ensembler.state_dict()["store"]["snapshots"]:
+            self._ensembler.close()
+            raise StoreError(
+                f"store must be a folder without snapshots unless the Trainer resumes, got {self._snapshots} with those "
+                f"of steps {', '.join(map(str, held))}: choose another folder, or pass resume_from_checkpoint=True"
+            )
         self._version = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
