@@ -114,8 +114,8 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         elif held := self._ensembler.state_dict()["store"]["snapshots"]:
             self._ensembler.close()
             raise StoreError(
-                f"store must be a folder without snapshots unless the Trainer resumes, got {self._snapshots} with those "
-                f"of steps {', '.join(map(str, held))}: choose another folder, or pass resume_from_checkpoint=True"
+                f"store must be a folder without snapshots unless the Trainer resumes, got {self._snapshots} with "
+                f"those of steps {', '.join(map(str, held))}: choose another folder, or pass resume_from_checkpoint=True"
             )
         self._version = None
 
