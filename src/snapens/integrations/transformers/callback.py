@@ -115,7 +115,8 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
             self._ensembler.close()
             raise StoreError(
                 f"store must be a folder without snapshots unless the Trainer resumes, got {self._snapshots} with "
-                f"those of steps {', '.join(map(str, held))}: choose another folder, or pass resume_from_checkpoint=True"
+                f"those of steps {', '.join(map(str, held))}: choose another folder, or pass "
+                "resume_from_checkpoint=True"
             )
         self._version = None
 
