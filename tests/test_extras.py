@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import sys
 import tomllib
 from importlib import metadata
@@ -57,4 +58,4 @@ def test_outside_a_clone_the_packages_of_the_extra_are_named(extra, quote, monke
         lines += [f"{package.partition(';')[0].strip()}; extra == {quote}{name}{quote}" for package in packages]
     monkeypatch.setattr(extras, "_CLONE", tmp_path)
     monkeypatch.setattr(extras.metadata, "requires", lambda name: lines)
-    assert extras.install_command(extra).split() == ["pip", "install", *EXTRAS[extra]]
+    assert shlex.split(extras.install_command(extra)) == ["pip", "install", *EXTRAS[extra]]

@@ -19,7 +19,7 @@ from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .kept import Keep, kept, kept_by_all
 from .ranks import Ranks
 from .rates import Rates
-from .schedule import Schedule, check_order, defaults, description
+from .schedule import Schedule, check_order, defaults, description, differences
 from .snapshots import Snapshots, check_finite
 from .weights import reject_fsdp1, tensors
 
@@ -185,8 +185,9 @@ class SnapshotEnsembler:
         finished = state["completed"] == self.schedule.total_steps  # then the ends of the cycles no longer matter
         if not finished and saved not in (own, repr(self.schedule)):  # format 1 stored the repr
             raise MismatchError(
-                f"schedule must be that of the checkpoint, {saved}, got {own}: use that schedule; if an earlier "
-                "version began the run with cycles of unequal length, finish the run with that version"
+                f"schedule must be that of the checkpoint, got {differences(saved, own)}: use that schedule and that "
+                "number of steps; if an earlier version began the run with cycles of unequal length, finish the run "
+                "with that version"
             )
         self._on_rank_0(lambda: self._restore(state))
         if self._rates is not None:
@@ -222,7 +223,10 @@ class SnapshotEnsembler:
         store, kept = self.snapshots, state["store"]
         store.open_to_write(resume=True)
         if kept["run"] != (run := store.identity["run"]):
-            raise MismatchError(f"store must be that of the checkpoint (run {kept['run']}), got {store} of run {run}")
+            raise MismatchError(
+                f"store must be that of the checkpoint (run {kept['run']}), got {store} of run {run}: "
+                "pass the folder of the run that is resumed"
+            )
         if store.path is None:
             store.rewind(0)
             for step, held in state["held"].items():
@@ -273,8 +277,8 @@ def _warn_of_early_end(progress: _Progress, schedule: Schedule, store: str, proc
     missing = [cycle for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > progress.completed]
     if missing and not progress.closed and process == os.getpid():  # a forked process may end at any time
         log.warning(
-            "the run in %s ended after step %d of %d, without a snapshot of %s %s: total_steps counts optimizer steps, "
-            "and step() is called once after each; close() ends a run without this warning",
+            "the run in %s ended after step %d of %d, without a snapshot of %s %s: resume it from a checkpoint. If the "
+            "training was complete, total_steps is not its number of optimizer steps. close() prevents this warning",
             store,
             progress.completed,
             schedule.total_steps,

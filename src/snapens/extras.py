@@ -1,5 +1,6 @@
 """Optional packages: they are imported where they are used, and the error names a command that installs them."""
 
+import shlex
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -25,4 +26,4 @@ def install_command(extra: str) -> str:
     # snapens itself is not on PyPI yet
     requirements = (line.partition(";") for line in metadata.requires("snapens") or [])
     names = [name.strip() for name, _, marker in requirements if f"extra == '{extra}'" in marker.replace('"', "'")]
-    return f"pip install {' '.join(names)}"
+    return f"pip install {shlex.join(names)}"  # a shell would take the > of a version for a redirection

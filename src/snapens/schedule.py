@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -178,6 +179,14 @@ def defaults(schedule: Schedule) -> dict[str, Any]:
     """The parameters of a schedule that have a default, with this default."""
     known = getattr(schedule, "__dataclass_fields__", {})
     return {name: field.default for name, field in known.items() if field.default is not MISSING}
+
+
+def differences(saved: Any, own: Mapping[str, Any]) -> str:
+    """The parameters that differ between the description of a schedule in a checkpoint and another description."""
+    if not isinstance(saved, Mapping):  # format 1 stored the repr
+        return f"{own} instead of {saved}"
+    names = [name for name in own if saved.get(name) != own[name]]
+    return ", ".join(f"{name}={own[name]!r} instead of {saved.get(name)!r}" for name in names)
 
 
 def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int, first: float = 1) -> tuple[int, ...]:

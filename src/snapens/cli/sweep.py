@@ -83,8 +83,10 @@ class Sweep:
             return 0
         status = train_plan(jobs, self.training, self.plan, load)
         processes.end_others(status)
-        if finished := [job for job in jobs if job[1] in states(jobs)["finished"]]:
-            tables.sweep(_groups(finished))
+        if finished := states(jobs)["finished"]:
+            tables.sweep(_groups(jobs, finished))
+            if len(finished) < len(jobs):
+                sys.stdout.write(f"{len(finished)} of {len(jobs)} runs are finished\n")
             sys.stdout.write(f"next: snapens report {self.out}\n")
         return status
 
@@ -112,8 +114,8 @@ def _with_held_out(recipes: Sequence[Recipe], load: "Loader") -> list[Recipe]:
     return [replace(recipe, dataset=found[recipe.dataset]) for recipe in recipes]
 
 
-def _groups(jobs: "Jobs") -> dict[str, list[Any]]:
-    """The runs by the settings that differ within the sweep, other than the seed."""
+def _groups(jobs: "Jobs", finished: Sequence[Path]) -> dict[str, list[Any]]:
+    """The finished runs by the settings that differ within the sweep, other than the seed."""
     from ..lab.records.run import Run
 
     flat = [{**recipe.flat(), "seed": None} for recipe, _ in jobs]
@@ -123,7 +125,8 @@ def _groups(jobs: "Jobs") -> dict[str, list[Any]]:
     found: dict[str, list[Run]] = {}
     for settings, (_, path) in zip(flat, jobs, strict=True):
         words = [f"{_short(name)} {_word(settings[name])}" for name in names if name in settings]
-        found.setdefault(", ".join(words) or "all", []).append(Run(path))
+        if path in finished:
+            found.setdefault(", ".join(words) or "all", []).append(Run(path))
     return found
 
 

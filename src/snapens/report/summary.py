@@ -51,7 +51,10 @@ class Summary:
         if self.over_baseline is None:
             return f"{text}."
         of_baseline = relation(-self.over_baseline)
-        return f"{text} and than {other}." if of_baseline == found else f"{text}, but {of_baseline} than {other}."
+        if of_baseline == found:
+            return f"{text} and than {other}."
+        link = "but" if "better" in (found, of_baseline) else "and"
+        return f"{text}, {link} {of_baseline} than {other}."
 
 
 def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
