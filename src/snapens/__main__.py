@@ -7,5 +7,6 @@ if not sys.flags.safe_path and sys.path[0] == os.getcwd():  # noqa: PTH109 (path
     del sys.path[0]  # `python -m` adds the current folder, which may be a run folder: data, never code
 
 from .cli import main
+from .cli.processes import leave
 
-sys.exit(main())
+leave(main())

@@ -27,3 +27,13 @@ def end_others(status: int) -> None:
     """After the training, end the processes that do not print, with this status."""
     if not is_first():
         sys.exit(status)
+
+
+def leave(status: int) -> None:
+    """End this process; at once if it is connected to others, because threads of gloo could abort the interpreter."""
+    distributed = sys.modules.get("torch.distributed")  # imported only by commands that train
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
