@@ -183,7 +183,9 @@ def test_an_interrupted_sweep_continues_with_resume_to_the_same_snapshots(folder
 def test_a_run_that_fails_does_not_stop_the_others(folder, capsys):
     assert sweep("--lr", "1e30", "0.1", "--batch", "49", "8") == 1
     assert [path for path in Path("runs").iterdir() if Run(path).finished] == [of(lr=0.1)]
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "lr 0.1" in out  # the settings that differ in the plan, though one run is finished
+    assert "1 of 4 runs are finished" in out
     assert f"{of(lr=1e30)} failed: loss must be finite" in err
     assert f"snapens: {of(lr=0.1, batch=49).name} failed: batch must be at most the 48 training examples" in err
 
@@ -220,6 +222,7 @@ def test_the_settings_of_a_preset_are_overridden_and_varied(folder, capsys):
         (["--network", "small", "resnet11"], "unknown network 'resnet11': did you mean resnet110"),
         (["--pack", "0"], "pack must be at least 1, got 0"),
         (["--seed", "0", "-1"], "seed must be at least 0"),
+        (["--seed"], "--seed must have at least one value, got none: add one, or remove --seed"),
         (["--ray", "a:1", "b:2"], "ray must be one address or none, got a:1 b:2"),
         (
             ["--ray", "nonsense"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import tyro
 
+from ..errors import ArgumentError
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Recipe, Settings
 from ..lab.recipe.variations import variations
@@ -27,6 +28,13 @@ _LISTS = {  # settings that are lists themselves: one value is a comma-separated
 }
 
 
+class _Absent(tuple[Any, ...]):
+    """The value of a setting that the command does not name; a setting without a value is another empty tuple."""
+
+
+_ABSENT = _Absent()
+
+
 def _option(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
     """A setting as a field that takes several values; without a value, it has the default of the setting."""
     if name in _LISTS:
@@ -34,7 +42,7 @@ def _option(name: str, hint: Any, default: Any) -> tuple[str, Any, Any]:
     else:
         hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
         shown = arg(hint="" if default is None or default is False else f"(default: {default})")
-    return name, Annotated[tuple[hint, ...], shown], field(default=())
+    return name, Annotated[tuple[hint, ...], shown], field(default=_ABSENT)
 
 
 _HINTS = get_type_hints(Settings)
@@ -68,7 +76,10 @@ class Sweep:
         from .plan import states, train_plan
         from .training import Loader
 
-        values = {name: given for name, given in vars(self.settings).items() if given}
+        values = {name: given for name, given in vars(self.settings).items() if given is not _ABSENT}
+        for name in (name for name, given in values.items() if not given):
+            flag = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{flag} must have at least one value, got none: add one, or remove {flag}")
         for name in _LISTS.keys() & values.keys():
             values[name] = [tuple(word for word in text.split(",") if word) for text in values[name]]
         if self.preset is not None:
