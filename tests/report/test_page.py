@@ -66,6 +66,14 @@ BETTER, WORSE = (2.0, 2.0, 2.0), (0.0, 0.0, 4.0)
 """The skill of each member: the mean of all is better than the last, or worse."""
 
 
+def test_the_headline_says_that_it_is_about_one_of_several_runs(tmp_path):
+    cycles = [folders.made(tmp_path / f"cycles {seed}", seed=seed) for seed in (0, 1)]
+    standard = folders.made(tmp_path / "standard", method="single")
+    assert "This is about one of 3 runs. All runs compares them." in words(page.render([*cycles, standard]))
+    assert "This is about one of 2 runs." in words(page.render(cycles))
+    assert "This is about one of" not in words(page.render([cycles[0], standard]))  # a run and its baseline
+
+
 @pytest.mark.parametrize(
     ("skill", "standard", "outcome"),
     [
