@@ -8,12 +8,14 @@ import pytest
 import tiny
 import torch
 
+from snapens.errors import ArgumentError
 from snapens.lab.data.ahead import read_ahead
 from snapens.lab.data.augment import AUGMENTATIONS
 from snapens.lab.data.images import Images
 from snapens.lab.data.order import Order
 from snapens.lab.data.placed import _EVALUATION_PIXELS, PlacedImages
 from snapens.lab.engine.feed import Feed
+from snapens.lab.recipe import Mixup
 from snapens.lab.recipe.transforms import Batch
 
 CPU = torch.device("cpu")
@@ -204,3 +206,17 @@ def test_arrays_lie_on_the_device_and_files_do_not():
 def test_numbers_of_any_precision_normalise_in_float32():
     data = tiny.data(mean=tuple(np.array([100.0] * 3)), deviation=tuple(np.array([50.0] * 3)))
     assert next(PlacedImages(data, CPU).batches(data.test)).dtype == torch.float32
+
+
+def test_parts_of_a_batch_have_the_pairs_that_the_whole_batch_mixes():
+    placed, step = PlacedImages(tiny.data(), CPU), torch.zeros(1, dtype=torch.int64)
+
+    def read(batch, part=None):
+        feed = Feed(placed, (Mixup(alpha=1.0),), SEED, batch, part)
+        feed.prepare(0)
+        return feed.read(step).inputs
+
+    assert torch.equal(torch.cat([read(8, slice(0, 4)), read(8, slice(4, 8))]), read(8))
+    assert len(read(7)) == 7  # one process: the last example is its own neighbour
+    with pytest.raises(ArgumentError, match=r"even number of examples per process, .* got 3"):
+        read(6, slice(3, 6))

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...errors import ArgumentError
 from ..data.ahead import read_ahead
 from ..data.order import Order
 from ..data.protocol import Placed
@@ -34,7 +35,13 @@ class Feed:
         columns = placed.crop.columns + sum(transform.columns for transform in self._transforms)
         self._order, self._part = Order(seed, examples, batch, columns), part or slice(batch)
         self._steps = min(-(-examples // batch), _MOST_ROWS) if placed.resident else 1
-        batch = self._part.stop - (self._part.start or 0)
+        rows = self._part.stop - (self._part.start or 0)
+        if rows < batch and rows % 2 and any(transform.mixes for transform in self._transforms):
+            raise ArgumentError(
+                "batch must have an even number of examples per process, because transforms mix pairs of them, got "
+                f"{rows}: use another --batch or another number of processes"
+            )
+        batch = rows
         device = placed.device
         self._indices = torch.zeros(self._steps, batch, dtype=torch.int64, device=device)
         self._draws = torch.zeros(self._steps, batch, columns, device=device)

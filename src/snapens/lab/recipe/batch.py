@@ -46,6 +46,8 @@ class Transform(Value, ABC):
     """The number of random numbers per example."""
     recolours: ClassVar[bool] = False
     """Whether it also changes the colour of padding, which is then restored after all transforms."""
+    mixes: ClassVar[bool] = False
+    """Whether it mixes pairs of neighbouring examples."""
     channels: ClassVar[int | None] = None
     """The number of channels that it requires; None: any."""
 

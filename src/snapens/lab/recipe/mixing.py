@@ -27,6 +27,7 @@ class Mixing(Transform):
     distribution Beta(`alpha`, `alpha`). The last example of an odd batch is its own neighbour.
     """
 
+    mixes = True
     alpha: float = 1.0
     probability: float = 1.0
     """The probability that an example is mixed."""
