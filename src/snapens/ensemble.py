@@ -13,7 +13,7 @@ from .batches import arguments, check_order, count, each, first, joined, scores,
 from .combination import Combination, Member
 from .errors import ArgumentError
 from .outputs import Outputs
-from .pool import Pool, tempered
+from .pool import Pool, logarithm, tempered
 from .replicas import Replicas
 from .snapshots import Snapshots
 
@@ -275,7 +275,7 @@ class Ensemble(nn.Module):
     def _finished(self, mean: Tensor) -> Tensor:
         """The prediction for the mean of the members."""
         found = tempered(mean, self.combination.temperature, self.dim)
-        return found.clamp_min(torch.finfo(found.dtype).tiny).log() if self.output == "log_probabilities" else found
+        return logarithm(found) if self.output == "log_probabilities" else found
 
 
 def _by_identity(snapshots: Snapshots | Sequence[Snapshots]) -> dict[str, Snapshots]:

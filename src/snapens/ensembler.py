@@ -19,7 +19,7 @@ from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .kept import Keep, kept, kept_by_all
 from .ranks import Ranks
 from .rates import Rates
-from .schedule import Schedule, check_order, defaults, description, differences
+from .schedule import Schedule, check_order, defaults, description, differences, missing_cycles
 from .snapshots import Snapshots, check_finite
 from .weights import reject_fsdp1, tensors
 
@@ -274,16 +274,15 @@ class _Progress:
 
 
 def _warn_of_early_end(progress: _Progress, schedule: Schedule, store: str, process: int) -> None:
-    missing = [cycle for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > progress.completed]
+    missing = missing_cycles(schedule, progress.completed)
     if missing and not progress.closed and process == os.getpid():  # a forked process may end at any time
         log.warning(
-            "the run in %s ended after step %d of %d, without a snapshot of %s %s: resume it from a checkpoint. If the "
+            "the run in %s ended after step %d of %d, without a snapshot of %s: resume it from a checkpoint. If the "
             "training was complete, total_steps is not its number of optimizer steps. close() prevents this warning",
             store,
             progress.completed,
             schedule.total_steps,
-            "cycle" if len(missing) == 1 else "cycles",
-            ", ".join(map(str, missing)),
+            missing,
         )
 
 

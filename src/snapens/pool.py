@@ -67,6 +67,11 @@ class Pool:
         self._undecided = self._undecided[mean.max(-1).values < self._threshold]
 
 
+def logarithm(probabilities: Tensor) -> Tensor:
+    """The logarithm; that of 0 is finite."""
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+
 def tempered(mean: Tensor, temperature: float, dim: int = -1) -> Tensor:
     """softmax(log(mean) / temperature) of probabilities along `dim`."""
     return mean if temperature == 1 else (mean.log() / temperature).softmax(dim)

@@ -160,6 +160,17 @@ class StepDecay(Schedule):
         return self.gamma ** sum(step >= round(share * self.total_steps) for share in self.milestones)
 
 
+def missing_cycles(schedule: Schedule, completed: int) -> str:
+    """The cycles whose snapshot comes after the completed steps, such as "cycles 2, 3"; empty if there are none.
+
+    Examples:
+        >>> missing_cycles(CyclicCosine(12, 3), 5), missing_cycles(CyclicCosine(12, 3), 12)
+        ('cycles 2, 3', '')
+    """
+    missing = [str(cycle) for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > completed]
+    return f"{'cycle' if len(missing) == 1 else 'cycles'} {', '.join(missing)}" if missing else ""
+
+
 def check_order(schedule: Schedule) -> None:
     """Reject a user's own schedule whose snapshot steps do not ascend to the last step."""
     steps = (0, *schedule.snapshot_steps)

@@ -17,7 +17,7 @@ from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError, MismatchError, StoreError
 from ..extras import package
-from ..schedule import CyclicCosine, Schedule
+from ..schedule import CyclicCosine, Schedule, missing_cycles
 from ..snapshots import Snapshots
 from ..weights import reject_fsdp1, unwrap
 from .lightning_steps import OptimizerSteps, expected_steps
@@ -252,15 +252,14 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._steps.close()
         self._steps = None
         done, schedule = self.ensembler.completed, self.ensembler.schedule
-        missing = [str(cycle) for cycle, step in enumerate(schedule.snapshot_steps, 1) if step > done]
+        missing = missing_cycles(schedule, done)
         if missing and trainer.is_global_zero:
             log.warning(
-                "the training ended after step %d of %d, without a snapshot of %s %s: continue it with "
+                "the training ended after step %d of %d, without a snapshot of %s: continue it with "
                 "trainer.fit(ckpt_path=...), or pass the number of optimizer steps as total_steps",
                 done,
                 schedule.total_steps,
-                "cycle" if len(missing) == 1 else "cycles",
-                ", ".join(missing),
+                missing,
             )
         self.ensembler.close()
 

@@ -6,13 +6,13 @@ from copy import deepcopy
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...ensemble import Ensemble
 from ...errors import ArgumentError
 from ...extras import package
+from ...pool import logarithm
 
 transformers = package("transformers", "hf")
 GenerationMixin: Any = transformers.GenerationMixin
@@ -66,7 +66,7 @@ class EnsembleModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]  # 
             inputs["use_cache"] = False
         found = self.ensemble(*args, **inputs)
         if self.ensemble.output == "probabilities":
-            found = found.clamp_min(torch.finfo(found.dtype).tiny).log()
+            found = logarithm(found)
         return CausalLMOutput(loss=None if labels is None else self._loss(found, labels), logits=found)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
