@@ -127,6 +127,16 @@ def test_a_longer_first_cycle_is_a_cosine_of_its_own_length():
     assert schedule.restart_steps == (6, 8)
 
 
+def test_later_cycles_can_start_at_a_lower_rate():
+    schedule = CyclicCosine(10, 3, first=3, later_peak=0.4, min_factor=0.1, warmup_steps=0)
+    cosine = lambda peak, length: [  # noqa: E731
+        0.1 + (peak - 0.1) * (math.cos(math.pi * i / length) + 1) / 2 for i in range(length)
+    ]
+    assert [schedule(step) for step in range(10)] == [*cosine(1, 6), *cosine(0.4, 2), *cosine(0.4, 2)]
+    assert schedule(10) == 0.1
+    assert "first=3, later_peak=0.4, snapshot_steps" in repr(schedule)
+
+
 def test_a_first_cycle_like_the_others_changes_neither_a_value_nor_the_text():
     rng = random.Random(1)
     for _ in range(200):
@@ -207,6 +217,11 @@ def test_a_schedule_of_your_own_has_a_table_too():
         (lambda: CyclicCosine(12, 3, first=math.inf), "first must be a finite number of at least 1, got inf"),
         (lambda: CyclicCosine(12, 3, first=math.nan), "first must be a finite number of at least 1, got nan"),
         (lambda: CyclicCosine(9, 3, first=7.5, warmup_steps=1), "got 9: use total_steps=11 or a smaller first"),
+        (
+            lambda: CyclicCosine(12, 3, later_peak=0.1, min_factor=0.1),
+            r"later_peak must be more than min_factor=0.1 and at most 1, got 0.1",
+        ),
+        (lambda: CyclicCosine(12, 3, later_peak=1.1), "later_peak must be more than min_factor=0.0 and at most 1, got"),
         (lambda: CyclicCosine(4, 2)(-1), "step must be at least 0, got -1"),
         (lambda: StepDecay(4)(-1), "step must be at least 0, got -1"),
         (lambda: StepDecay(3, 4), "use total_steps=4 or snapshots=3"),

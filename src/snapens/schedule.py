@@ -49,7 +49,7 @@ class CyclicCosine(Schedule):
 
     Cycle k, counted from 0, ends after `warmup_steps + (k + 1) * (T - warmup_steps) // M` steps: any T of at least M
     steps after the warm-up works, and the lengths of two cycles differ by at most one step. With `first`, the first
-    cycle is that many times as long as each of the others.
+    cycle is that many times as long as each of the others. With `later_peak`, the others start at that factor.
 
     Examples:
         >>> schedule = CyclicCosine(total_steps=12, cycles=3)
@@ -64,6 +64,8 @@ class CyclicCosine(Schedule):
                3          8        0.1         11    0.01464
         >>> CyclicCosine(total_steps=12, cycles=3, first=4).snapshot_steps
         (8, 10, 12)
+        >>> CyclicCosine(total_steps=12, cycles=3, first=4, later_peak=0.5)(8)
+        0.5
     """
 
     total_steps: int
@@ -72,24 +74,21 @@ class CyclicCosine(Schedule):
     warmup_steps: int = 0
     min_factor: float = 0.0
     first: float = 1.0
+    later_peak: float = 1.0
     snapshot_steps: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         _require(1 <= self.first < math.inf, "first", "be a finite number of at least 1", self.first)
         steps = _cycle_ends(self.total_steps, "cycles", self.cycles, self.warmup_steps, self.first)
         _require(0 <= self.min_factor < 1, "min_factor", "be at least 0 and less than 1", self.min_factor)
+        rule = f"be more than min_factor={self.min_factor} and at most 1"
+        _require(self.min_factor < self.later_peak <= 1, "later_peak", rule, self.later_peak)
         object.__setattr__(self, "snapshot_steps", steps)
 
     def __repr__(self) -> str:
-        # without `first` at its default: checkpoints of format 1 hold this text
-        names = (
-            "total_steps",
-            "cycles",
-            "warmup_steps",
-            "min_factor",
-            *["first"] * (self.first != 1),
-            "snapshot_steps",
-        )
+        # without newer parameters at their default: checkpoints of format 1 hold this text
+        newer = [name for name in ("first", "later_peak") if getattr(self, name) != 1]
+        names = ("total_steps", "cycles", "warmup_steps", "min_factor", *newer, "snapshot_steps")
         return f"CyclicCosine({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
@@ -110,7 +109,8 @@ class CyclicCosine(Schedule):
         cycle = bisect_right(self.snapshot_steps, step)  # the first cycle that ends after this step
         begin, end = self.snapshot_steps[cycle - 1] if cycle else self.warmup_steps, self.snapshot_steps[cycle]
         cosine = (math.cos(math.pi * (step - begin) / (end - begin)) + 1) / 2
-        return self.min_factor + (1 - self.min_factor) * cosine
+        peak = self.later_peak if cycle else 1
+        return self.min_factor + (peak - self.min_factor) * cosine
 
 
 @dataclass(frozen=True)

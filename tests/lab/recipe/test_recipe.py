@@ -56,6 +56,7 @@ def some_settings(rng):
         cycles=rng.randint(1, 9),
         restart_noise=0 if method in ("single", "singlecycle") else rng.choice([0, 0.1]),
         first_cycle=1 if method == "single" else rng.choice([1, 1.5, 3]),
+        later_peak=1 if method == "single" else rng.choice([1, 0.5]),
         optimizer=optimizer,
         lr=rng.choice([None, 1, 10 ** rng.uniform(-6, 1)]),
         batch=rng.randint(1, 300),
@@ -121,6 +122,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         "method.kind": "snapshot",
         "method.cycles": 5,
         "method.first_cycle": 1.0,
+        "method.later_peak": 1.0,
         "method.restart_noise": 0.0,
         "budget.epochs": 200,
         "budget.batch": 64,
@@ -157,7 +159,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         {"strength": 0.4},
         {"strength": 0.1},
         {},
-        {"cycles": 5, "first_cycle": 1.0, "restart_noise": 0.0, "pattern": ("fresh",)},
+        {"cycles": 5, "first_cycle": 1.0, "later_peak": 1.0, "restart_noise": 0.0, "pattern": ("fresh",)},
         {"run": "a", "steps": (4,), "weights": (), "temperature": 1.0},
         {"teacher": teacher, "share": 0.9, "temperature": 2.0},
         {"alpha": 0.2, "probability": 1.0},
@@ -294,6 +296,9 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"cycles": 0}, "cycles must be at least 1, got 0"),
         ({"first_cycle": 0.5}, "first_cycle must be finite and at least 1, got 0.5"),
         ({"first_cycle": float("inf")}, "first_cycle must be finite and at least 1, got inf"),
+        ({"later_peak": 0.0}, "later_peak must be more than 0 and at most 1, got 0.0"),
+        ({"later_peak": 1.5}, "later_peak must be more than 0 and at most 1, got 1.5"),
+        ({"later_peak": 0.5, "method": "single"}, "later_peak must be 1 for the method single, got 0.5"),
         ({"first_cycle": 2, "method": "single"}, "first_cycle must be 1 for the method single, got 2.0"),
         ({"restart_noise": -0.1}, "restart_noise must be finite and at least 0, got -0.1"),
         ({"restart_noise": 0.1, "method": "single"}, "restart_noise must be 0 for the method single, got 0.1"),
@@ -425,11 +430,15 @@ def test_schedules_are_the_methods_and_count_whole_batches_of_all_epochs():
         assert schedule.snapshot_steps == single.snapshot_steps
 
 
-def test_the_first_cycle_of_a_recipe_can_be_longer():
-    recipe = Recipe(method=Snapshot(3, first_cycle=2), budget=Budget(epochs=41, batch=10, warmup_epochs=1))
-    assert recipe.schedule(100) == CyclicCosine(410, 3, warmup_steps=10, first=2)
+def test_the_first_cycle_of_a_recipe_can_be_longer_and_have_a_higher_peak():
+    recipe = Recipe(
+        method=Snapshot(3, first_cycle=2, later_peak=0.5), budget=Budget(epochs=41, batch=10, warmup_epochs=1)
+    )
+    assert recipe.schedule(100) == CyclicCosine(410, 3, warmup_steps=10, first=2, later_peak=0.5)
     assert recipe.schedule(100).snapshot_steps == (210, 310, 410)
-    assert Settings(first_cycle=2, cycles=3).recipe().method == Snapshot(3, first_cycle=2.0)
+    assert Settings(first_cycle=2, cycles=3, later_peak=0.5).recipe().method == Snapshot(
+        3, first_cycle=2.0, later_peak=0.5
+    )
     with pytest.raises(ArgumentError, match=r"got 3 steps .* for cycles=2 and first_cycle=2.5: use more epochs"):
         Recipe(method=Snapshot(2, first_cycle=2.5), budget=Budget(epochs=3, batch=10)).schedule(10)
 

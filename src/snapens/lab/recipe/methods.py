@@ -17,17 +17,21 @@ class Method(Value):
     """M: the number of snapshots."""
     first_cycle: float = field(default=1.0, kw_only=True)
     """The length of the first cycle as a multiple of the others."""
+    later_peak: float = field(default=1.0, kw_only=True)
+    """The peak rate of every cycle after the first, as a multiple of the first peak."""
     restart_noise: float = field(default=0.0, kw_only=True)
     """The noise that is added to the weights when a cycle continues from the previous one, relative to their size."""
 
     def check(self) -> None:
-        """There is at least one cycle, and the first is not shorter than the others; the noise is at least 0."""
+        """There is at least one cycle; the first is not shorter than the others, and its peak not lower."""
         require_at_least(1, cycles=self.cycles, first_cycle=self.first_cycle)
+        require(0 < self.later_peak <= 1, "later_peak", "be more than 0 and at most 1", self.later_peak)
         require_at_least(0, restart_noise=self.restart_noise)
 
     def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:
         """The factor on the peak rate at every step."""
-        return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps, first=self.first_cycle)
+        shape = {"first": self.first_cycle, "later_peak": self.later_peak}
+        return CyclicCosine(total_steps, self.cycles, warmup_steps=warmup_steps, **shape)
 
     def begins_fresh(self, cycle: int) -> bool:
         """Whether a cycle, counted from 0, starts from fresh weights; the first cycle always does."""
@@ -42,6 +46,7 @@ class Single(Method):
         """There are no restarts."""
         super().check()
         require(self.first_cycle == 1, "first_cycle", "be 1 for the method single", self.first_cycle)
+        require(self.later_peak == 1, "later_peak", "be 1 for the method single", self.later_peak)
         require(not self.restart_noise, "restart_noise", "be 0 for the method single", self.restart_noise)
 
     def schedule(self, total_steps: int, warmup_steps: int) -> Schedule:

@@ -37,6 +37,8 @@ class Settings:
     """M: the number of snapshots."""
     first_cycle: float = 1.0
     """The length of the first cycle as a multiple of the others."""
+    later_peak: float = 1.0
+    """The peak rate of every cycle after the first, as a multiple of the first peak."""
     restart_noise: float = 0.0
     """Noise that is added to the weights when a cycle continues from the previous one, relative to their size."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -93,10 +95,11 @@ class Settings:
         given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         pattern: dict[str, Any] = {"pattern": self.pattern} if self.pattern else {}
+        shape = {"first_cycle": self.first_cycle, "later_peak": self.later_peak}
         return Recipe(
             Network(self.network, self.dropout, self.stem_stride, self.pretrained),
             Dataset(self.dataset, self.held_out or 0, self.held_out_seed, self.padding),
-            method(self.cycles, first_cycle=self.first_cycle, restart_noise=self.restart_noise, **pattern),
+            method(self.cycles, restart_noise=self.restart_noise, **shape, **pattern),
             Budget(self.epochs, self.batch, self.warmup_epochs),
             optimizer(decays=self.decays, **settings),
             CrossEntropy(self.label_smoothing),
