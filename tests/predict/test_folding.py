@@ -104,6 +104,11 @@ def test_hooks_of_a_layer_are_kept():
     assert seen == [1]
 
 
+def test_a_convolution_with_other_padding_than_zeros_is_not_fused():
+    network = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), nn.ReLU()).eval()
+    assert "Epilogue" not in kinds(folded(network, torch.randn(2, 3, 4, 4), kernels=True))
+
+
 def test_a_shortcut_of_another_shape_is_broadcast():
     x, shift, shortcut = torch.randn(2, 3, 4, 4), torch.randn(3), torch.randn(1, 3, 1, 1)
     expected = torch.relu(x + shift.view(1, 3, 1, 1) + shortcut)

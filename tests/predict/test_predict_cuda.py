@@ -1,6 +1,7 @@
 """Prediction on a GPU against the naive prediction in float64; skipped where there is no GPU."""
 
 import gc
+from copy import deepcopy
 
 import pytest
 import torch
@@ -90,6 +91,66 @@ def test_what_follows_a_convolution_is_one_kernel():
     kinds = {type(module) for network in predict._run._networks for module in network.modules()}
     assert fusing.Epilogue in kinds
     assert not kinds & {nn.BatchNorm2d, nn.ReLU}
+
+
+def epilogue_and_reference(layer, shape, residual_shape, dtype):
+    """The prepared layer on the GPU, its arguments, and relu(layer(x) + residual) in float64."""
+    torch.manual_seed(0)
+    layer = layer.cuda()
+    x = torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
+    residual = None if residual_shape is None else torch.randn(residual_shape, device="cuda").to(dtype)
+    with torch.no_grad():
+        y = deepcopy(layer).double()(x.double())
+        expected = torch.relu(y if residual is None else y + residual.double())
+    fused = fusing.Epilogue(layer)
+    layer.to(dtype)
+    return fused, (x, residual), expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("layer", "shape", "residual"),
+    [
+        (nn.Conv2d(16, 16, 3, padding=1), (4, 16, 8, 8), None),
+        (nn.Conv2d(16, 16, 3, padding=1), (4, 16, 8, 8), (4, 16, 8, 8)),
+        (nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), (4, 16, 9, 9), (4, 32, 5, 5)),
+        (nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=2), (4, 16, 8, 8), (4, 16, 8, 8)),
+        (nn.Conv2d(3, 7, 1), (2, 3, 5, 5), (2, 7, 5, 5)),
+        (nn.Conv2d(16, 16, 3, padding="same"), (4, 16, 8, 8), (4, 16, 8, 8)),
+        (nn.Conv2d(16, 16, 1), (4, 16, 1, 1), (4, 16, 8, 8)),  # the convolution's result is broadcast
+        (nn.Conv2d(16, 16, 1), (4, 16, 8, 8), (1, 16, 1, 1)),
+    ],
+)
+def test_a_convolution_with_what_follows_it_computes_the_formula(layer, shape, residual, dtype):
+    fused, arguments, expected = epilogue_and_reference(deepcopy(layer), shape, residual, dtype)
+    with torch.no_grad(), torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        found = fused(*arguments)
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), expected, rtol=1e-4 if dtype == torch.float32 else 2e-2, atol=2e-2)
+
+
+def test_cudnn_computes_a_convolution_with_what_follows_it(monkeypatch):
+    fused, arguments, expected = epilogue_and_reference(
+        nn.Conv2d(16, 16, 3, padding=1), (4, 16, 8, 8), (4, 16, 8, 8), torch.bfloat16
+    )
+    kernel = []
+    monkeypatch.setattr(fusing, "affine_relu", lambda *_, **__: kernel.append(1))
+    with torch.no_grad():
+        assert torch.allclose(fused(*arguments).double(), expected, rtol=2e-2, atol=2e-2)
+    assert not kernel
+
+
+def test_the_kernel_takes_over_where_cudnn_has_no_such_operation(monkeypatch):
+    fused, arguments, expected = epilogue_and_reference(
+        nn.Conv2d(16, 16, 3, padding=1), (4, 16, 8, 8), None, torch.bfloat16
+    )
+
+    def missing(*_):
+        raise RuntimeError("unable to find an engine")
+
+    monkeypatch.setattr(torch, "cudnn_convolution_relu", missing)
+    with torch.no_grad():
+        assert torch.allclose(fused(*arguments).double(), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_network_that_waits_for_the_device_runs_without_a_graph(caplog):

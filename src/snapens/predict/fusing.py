@@ -1,4 +1,4 @@
-"""Replace what follows a convolution (bias, addition of a shortcut, ReLU) by one kernel, and BatchNorm with ReLU too.
+"""Fuse what follows a convolution (bias, addition of a shortcut, ReLU) with it, and BatchNorm with ReLU.
 
 At small batches a captured network costs about a microsecond per kernel, and at large batches each of these
 operations reads and writes all feature maps.
@@ -12,27 +12,52 @@ from torch import Tensor, fx, nn
 
 _RELU_FUNCTIONS = (torch.relu, nn.functional.relu)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
-_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
+_HALVES = (torch.bfloat16, torch.float16)  # cuDNN's fused operations were tried with these
+_PRECISIONS = (*_HALVES, torch.float32)
 _ELEMENTS = 1024  # of one program
 _LARGEST = 1 << 31  # elements that a kernel can index
 
 
 class Epilogue(nn.Module):
-    """relu(layer(x) + residual): a convolution, whose bias is added by the kernel."""
+    """relu(layer(x) + residual) for a convolution: one operation of cuDNN, or a convolution and the kernel."""
 
     shift: Tensor
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
-        bias = layer.weight.new_zeros(layer.out_channels) if layer.bias is None else layer.bias.detach()
-        self.register_buffer("shift", bias)
-        self.layer = layer
-        layer.bias = None
+        if layer.bias is None:
+            layer.bias = nn.Parameter(layer.weight.new_zeros(layer.out_channels))
+        self.register_buffer("shift", layer.bias.detach().clone())  # the layer's own bias will be rounded
+        self.layer, self._fused = layer, True
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """(images, inputs, height, width) -> (images, outputs, height, width)."""
-        y = self.layer(x)
+        layer = self.layer
+        if self._fused and self._suits_cudnn(x, residual):
+            try:
+                return self._by_cudnn(x.to(layer.weight.dtype), residual)
+            except RuntimeError:  # cuDNN has no such operation for these shapes
+                self._fused = False
+        y = nn.functional.conv2d(x, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
         return affine_relu(y, None, self.shift, residual, out=y)
+
+    def _suits_cudnn(self, x: Tensor, residual: Tensor | None) -> bool:
+        layer = self.layer
+        if not layer.weight.is_cuda or layer.weight.dtype not in _HALVES or isinstance(layer.padding, str):
+            return False
+        window = zip(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+        sides = ((side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, p, d in window)
+        shape = torch.Size((len(x), layer.out_channels, *sides))
+        same = residual is None or (residual.shape == shape and residual.dtype == layer.weight.dtype)
+        return same and max(x.numel(), shape.numel()) < _LARGEST
+
+    def _by_cudnn(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        layer = self.layer
+        assert isinstance(layer.padding, tuple)
+        place = layer.stride, layer.padding, layer.dilation, layer.groups
+        if residual is None:
+            return torch.cudnn_convolution_relu(x, layer.weight, layer.bias, *place)
+        return torch.cudnn_convolution_add_relu(x, layer.weight, residual, 1.0, layer.bias, *place)
 
 
 class NormRelu(nn.Module):
@@ -150,7 +175,8 @@ def _is_relu(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 def _is_convolution(traced: fx.GraphModule, node: object) -> bool:
     """Whether a node is the only call of a two-dimensional convolution."""
-    if not isinstance(node, fx.Node) or type(called(traced, node)) is not nn.Conv2d:
+    module = called(traced, node)
+    if not isinstance(node, fx.Node) or type(module) is not nn.Conv2d or module.padding_mode != "zeros":
         return False
     return [other.target for other in traced.graph.nodes if other.op == "call_module"].count(node.target) == 1
 
