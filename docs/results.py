@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
-from snapens.report import charts, figures, formats, names, readme, style
+from snapens.report import charts, figures, formats, names, qualities, readme, style
 from snapens.report.prose import CONFIDENCE, Change, Measured, rendered, series, span
 from snapens.report.tables import table
 
@@ -33,7 +33,9 @@ def texts() -> dict[Path, str]:
     }
     tables = {"table_1": formats.markdown(table(1, entries)).strip()}
     template = (ROOT / "docs/results.md.jinja").read_text()
-    page = rendered(template, ROOT / "results", overview=summary, comparison=comparison, runs=runs, **tables)
+    page = rendered(
+        template, ROOT / "results", overview=summary, comparison=comparison, runs=runs, **tables, **budgets()
+    )
     return {**updated, ROOT / "docs/results.md": page}
 
 
@@ -83,6 +85,24 @@ def runs(group: Group) -> str:
             row |= {"minutes (runs)": f"{entry.seconds / 60:.0f} ({entry.pack})"}
             rows.append(row)
     return markdown(rows)
+
+
+def budgets() -> dict[str, object]:
+    """What a template may use about runs that spend the same epochs in different ways."""
+    spent = qualities.read(ROOT / "results/quality")
+    peak = json.loads((ROOT / "results/speed/h200.json").read_text())
+
+    def peak_share(run: qualities.Quality) -> float:
+        """The training speed in percent of the speed of matrix products."""
+        operations = peak["operations_per_image"][run.recipe.network.name] * run.images_per_second
+        return 100 * operations / peak["bfloat16_operations_per_second"]
+
+    return {
+        "spent": spent,
+        "spent_table": qualities.table(spent),
+        "peak_share": peak_share,
+        "trained_on": lambda run: f"{paper.images(run.recipe):,}",
+    }
 
 
 def beside_paper(change: Change) -> str:
