@@ -22,8 +22,9 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# not --quiet: mkdocs would ignore warnings
 docs: .venv/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 results: .venv/.ready
 	$(BIN)/python docs/results.py
