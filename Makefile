@@ -28,6 +28,7 @@ docs: .venv/.ready
 
 results: .venv/.ready
 	$(BIN)/python docs/results.py
+	$(BIN)/python docs/commands.py
 
 bench: .venv/.ready
 	$(BIN)/python bench/core.py
