@@ -96,8 +96,8 @@ def peaks(groups: dict[str, Group]) -> str:
     device = low.entry.origin.device
     origin = (
         f"Test errors of the last snapshot and of all snapshots; one {device}, one seed (n = 1) per run. ± is the "
-        "paired standard error over the test images; no difference is larger than two standard errors. With the higher peak, "
-        "neighbouring snapshots predict different classes for more of the test images."
+        "paired standard error over the test images; no difference is larger than two standard errors. With the higher "
+        "peak, neighbouring snapshots predict different classes for more of the test images."
     )
     return f"{markdown(rows)}\n\n{origin}"
 
