@@ -69,12 +69,8 @@ def costs_and_gains(groups: dict[str, Group], rate: str) -> str:
     rows = []
     for name, group in groups.items():
         single, every = group["single"], group[rate]
-        row = {"network and data set": name, "single model, %": single.error, "last snapshot, %": every.last.error}
-        row |= {"all snapshots, %": every.error, "all minus single, points": str(every - single)}
-        row |= {
-            "NLL, single and all": f"{single.nll}, {every.nll}",
-            "ECE, single and all, %": f"{single.ece}, {every.ece}",
-        }
+        row = {"network and data set": name, "single model, %": single.error, "all snapshots, %": every.error}
+        row |= {"difference, points": str(every - single), "NLL, single and all": f"{single.nll}, {every.nll}"}
         rows.append(row)
     return markdown(rows)
 
