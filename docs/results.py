@@ -11,7 +11,7 @@ from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.lab.paper.entry import Entry
 from snapens.report import charts, figures, formats, names, readme, style
-from snapens.report.prose import CONFIDENCE, Change, Measured, rendered, series, span
+from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, series, span
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
@@ -23,6 +23,11 @@ RATES = {"snapshot-0.1": "Snapshot 0.1", "snapshot-0.2": "Snapshot 0.2"}
 OTHERS = {"single": "the single model", "dropout": "Dropout", "nocycle": "NoCycle", "singlecycle": "SingleCycle"}
 RUNS = {"nocycle": "Single, NoCycle", "dropout": "Dropout", "singlecycle": "SingleCycle", **RATES}
 Group = dict[str, Measured]
+PEAKS = """{{ peaks({
+    "ResNet-110, CIFAR-100": measured("resnet110", "cifar100"),
+    "Wide-ResNet-32, CIFAR-100": measured("wrn32", "cifar100"),
+    "Wide-ResNet-32, CIFAR-10": measured("wrn32", "cifar10"),
+}) }}"""
 
 
 def texts() -> dict[Path, str]:
@@ -36,6 +41,7 @@ def texts() -> dict[Path, str]:
             ("docs/how-to/predict-and-deploy.md", "results", predictions(folder / "prediction")),
             ("docs/how-to/choose-and-calibrate.md", "held-out", combinations(folder / "combination", entries)),
             ("docs/how-to/one-network.md", "one-network", one_network(folder, entries)),
+            ("docs/how-to/choose-t-m-and-the-rate.md", "rates", rendered(PEAKS, folder, peaks=peaks)),
         )
     }
     tables = {"table_1": formats.markdown(table(1, entries)).strip()}
@@ -67,6 +73,29 @@ def costs_and_gains(groups: dict[str, Group], rate: str) -> str:
         row |= {"difference, points": str(every - single), "NLL, single and all": f"{single.nll}, {every.nll}"}
         rows.append(row)
     return markdown(rows)
+
+
+def peaks(groups: dict[str, Group]) -> str:
+    """The errors of Snapshot Ensembles with the paper's two peak rates, and how much their snapshots differ."""
+    rows = []
+    for name, group in groups.items():
+        low, high = (group[rate] for rate in RATES)
+        check(
+            (high - low).unclear, min(high.neighbours) > min(low.neighbours), max(high.neighbours) > max(low.neighbours)
+        )
+        row = {"network and data set": name}
+        for peak, found in (("0.1", low), ("0.2", high)):
+            row[f"peak {peak}: last, all, %"] = f"{found.last.error}, {found.error}"
+        row |= {"all: 0.2 minus 0.1, points": str(high - low)}
+        row |= {"neighbours differ, %: 0.1; 0.2": f"{span(low.neighbours, 1)}; {span(high.neighbours, 1)}"}
+        rows.append(row)
+    device = low.entry.origin.device
+    origin = (
+        f"Test errors of the last snapshot and of all snapshots; one {device}, one seed (n = 1) per run. ± is the "
+        "paired standard error over the test images; no difference is larger than two standard errors. With the higher "
+        "peak, neighbouring snapshots predict different classes for more of the test images."
+    )
+    return f"{markdown(rows)}\n\n{origin}"
 
 
 def comparison(group: Group) -> str:

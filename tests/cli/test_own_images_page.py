@@ -12,7 +12,7 @@ from snapens.cli import main, training
 from snapens.lab.records.run import Run
 
 PAGES = Path(__file__).parents[2] / "docs/how-to"
-QUICK = "--epochs 2 --cycles 2 --batch 16 --device cpu".split()
+QUICK = ["--epochs", "2", "--cycles", "2", "--batch", "16", "--device", "cpu"]
 
 
 @pytest.fixture
