@@ -286,7 +286,7 @@ def a_run_resumes_in_mid_cycle(rank, path):
 
 
 def the_code_of_the_docs_runs(rank, path):
-    page = (Path(__file__).parent.parent / "docs/distributed.md").read_text()
+    page = (Path(__file__).parent.parent / "docs/how-to/ddp-and-fsdp2.md").read_text()
     first, resume = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     generator = torch.Generator().manual_seed(rank)
     data = [(torch.randn(6, 4, generator=generator), torch.arange(6) % 5) for _ in range(4)]

@@ -495,7 +495,7 @@ def test_the_nearest_names_are_offered_or_all_of_them():
 
 
 def test_the_documentation_lists_every_setting_with_its_default():
-    page = (Path(__file__).parents[3] / "docs/lab.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/recipes.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \|(?: `(.*?)`)? \|", page, re.MULTILINE))
     wanted = {field.name: "" if field.default in ((), None) else str(field.default) for field in fields(Settings)}
     assert {name: rows.get(name) for name in wanted} == wanted
