@@ -62,6 +62,14 @@ def test_no_number_of_the_results_is_typed_by_hand():
     assert typed_numbers((ROOT / "docs/results.md.jinja").read_text()) == []
 
 
+def test_only_numbers_of_the_paper_and_of_the_demo_are_typed_into_when_it_pays():
+    template = (ROOT / "docs/understand/when-it-pays.md.jinja").read_text()
+    demo = ["(62", "5,000", "27,694", "40", "2-core", "30.80", "33.16", "32.36", "10"]
+    counts = ["256)", "1).", "1)."]  # a batch size, and n
+    paper = ["40", "50", "90"]
+    assert typed_numbers(template) == ["1,", *demo, *counts, *paper, "two snapshots"]
+
+
 def test_no_page_or_table_is_stale(results):
     for path, text in results.texts().items():
         assert path.read_text() == text, f"{path.name} is not what results/ says: run `make results`"

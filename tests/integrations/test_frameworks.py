@@ -1,4 +1,4 @@
-"""The code of docs/how-to/other-frameworks.md runs, and a run that is stopped and resumed has the snapshots of a plain loop."""
+"""The code of docs/how-to/other-frameworks.md runs; a run that is stopped and resumed has a plain loop's snapshots."""
 
 import logging
 import os

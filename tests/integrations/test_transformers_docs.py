@@ -1,4 +1,4 @@
-"""The code of docs/how-to/hugging-face.md runs as it is written, with tiny models in local folders of the same names."""
+"""The code of docs/how-to/hugging-face.md runs as it is written, with tiny models in local folders of those names."""
 
 import re
 from functools import partialmethod
