@@ -22,11 +22,13 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# not --quiet: mkdocs would ignore warnings
 docs: .venv/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 results: .venv/.ready
 	$(BIN)/python docs/results.py
+	$(BIN)/python docs/commands.py
 
 bench: .venv/.ready
 	$(BIN)/python bench/core.py

@@ -1,18 +1,22 @@
-"""Regenerates what the documentation shows of the ledger in results/: a page, tables, sentences and figures.
+"""Regenerates what the documentation shows of the ledger in results/: pages, tables, sentences and figures.
 
 `make results` runs it; a test fails when any of them does not match the ledger.
 """
 
 import json
+import re
 from pathlib import Path
 
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
+from snapens.lab.paper.entry import Entry
 from snapens.report import charts, figures, formats, names, qualities, readme, style
-from snapens.report.prose import CONFIDENCE, Change, Measured, rendered, series, span
+from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, series, span
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
+PAGE_STYLE = ROOT / "src/snapens/report/page.css"
+TEMPLATES = (ROOT / "docs/results.md.jinja", ROOT / "docs/understand/when-it-pays.md.jinja")
 FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
 
 
@@ -20,23 +24,32 @@ RATES = {"snapshot-0.1": "Snapshot 0.1", "snapshot-0.2": "Snapshot 0.2"}
 OTHERS = {"single": "the single model", "dropout": "Dropout", "nocycle": "NoCycle", "singlecycle": "SingleCycle"}
 RUNS = {"nocycle": "Single, NoCycle", "dropout": "Dropout", "singlecycle": "SingleCycle", **RATES}
 Group = dict[str, Measured]
+PEAKS = """{{ peaks({
+    "ResNet-110, CIFAR-100": measured("resnet110", "cifar100"),
+    "Wide-ResNet-32, CIFAR-100": measured("wrn32", "cifar100"),
+    "Wide-ResNet-32, CIFAR-10": measured("wrn32", "cifar10"),
+}) }}"""
 
 
 def texts() -> dict[Path, str]:
-    """The generated page, and the files that have a generated block, with the block regenerated."""
+    """The generated pages, and the files that have a generated block, with the block regenerated."""
     entries = ledger.entries(ROOT / "results")
-    work = readme.update((ROOT / "docs/work.md").read_text(), predictions(ROOT / "results/prediction"))
-    work = readme.update(work, combinations(ROOT / "results/combination", entries), "held-out")
+    folder = ROOT / "results"
     updated = {
-        ROOT / "README.md": readme.update((ROOT / "README.md").read_text(), readme.results(entries)),
-        ROOT / "docs/work.md": readme.update(work, one_network(ROOT / "results", entries), "one-network"),
+        ROOT / page: readme.update((ROOT / page).read_text(), block, name)
+        for page, name, block in (
+            ("README.md", "results", readme.results(entries)),
+            ("docs/how-to/predict-and-deploy.md", "results", predictions(folder / "prediction")),
+            ("docs/how-to/choose-and-calibrate.md", "held-out", combinations(folder / "combination", entries)),
+            ("docs/how-to/one-network.md", "one-network", one_network(folder, entries)),
+            ("docs/how-to/choose-t-m-and-the-rate.md", "rates", rendered(PEAKS, folder, peaks=peaks)),
+        )
     }
-    tables = {"table_1": formats.markdown(table(1, entries)).strip()}
-    template = (ROOT / "docs/results.md.jinja").read_text()
-    page = rendered(
-        template, ROOT / "results", overview=summary, comparison=comparison, runs=runs, **tables, **budgets()
-    )
-    return {**updated, ROOT / "docs/results.md": page}
+    tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
+    words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
+    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **budgets()}
+    pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
+    return {**updated, **pages}
 
 
 def summary(groups: dict[str, Group]) -> str:
@@ -50,6 +63,40 @@ def summary(groups: dict[str, Group]) -> str:
             row[f"{words} minus single, points (paper)"] = beside_paper(change) if change else "–"
         rows.append(row)
     return markdown(rows)
+
+
+def costs_and_gains(groups: dict[str, Group], rate: str) -> str:
+    """What the snapshots of one run give together, beside a single model with the same budget."""
+    rows = []
+    for name, group in groups.items():
+        single, every = group["single"], group[rate]
+        row = {"network and data set": name, "single model, %": single.error, "all snapshots, %": every.error}
+        row |= {"difference, points": str(every - single), "NLL, single and all": f"{single.nll}, {every.nll}"}
+        rows.append(row)
+    return markdown(rows)
+
+
+def peaks(groups: dict[str, Group]) -> str:
+    """The errors of Snapshot Ensembles with the paper's two peak rates, and how much their snapshots differ."""
+    rows = []
+    for name, group in groups.items():
+        low, high = (group[rate] for rate in RATES)
+        check(
+            (high - low).unclear, min(high.neighbours) > min(low.neighbours), max(high.neighbours) > max(low.neighbours)
+        )
+        row = {"network and data set": name}
+        for peak, found in (("0.1", low), ("0.2", high)):
+            row[f"peak {peak}: last, all, %"] = f"{found.last.error}, {found.error}"
+        row |= {"all: 0.2 minus 0.1, points": str(high - low)}
+        row |= {"neighbours differ, %: 0.1; 0.2": f"{span(low.neighbours, 1)}; {span(high.neighbours, 1)}"}
+        rows.append(row)
+    device = low.entry.origin.device
+    origin = (
+        f"Test errors of the last snapshot and of all snapshots; one {device}, one seed (n = 1) per run. ± is the "
+        "paired standard error over the test images; no difference is larger than two standard errors. With the higher "
+        "peak, neighbouring snapshots predict different classes for more of the test images."
+    )
+    return f"{markdown(rows)}\n\n{origin}"
 
 
 def comparison(group: Group) -> str:
@@ -113,7 +160,12 @@ def beside_paper(change: Change) -> str:
 def markdown(rows: list[dict[str, str]]) -> str:
     """Rows with the same keys, the heads of the columns, as a Markdown table."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join(map(formats.markdown_row, lines))
+    return unbroken("\n".join(map(formats.markdown_row, lines)))
+
+
+def unbroken(table: str) -> str:
+    """The same table, where no line breaks inside parentheses or at a ±: narrow columns stay readable."""
+    return re.sub(r"\([^()|]*\)| ± ", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), table)
 
 
 def combinations(folder: Path, entries: ledger.Entries) -> str:
@@ -126,8 +178,9 @@ def combinations(folder: Path, entries: ledger.Entries) -> str:
         early = next(one for one in entry.early_exit if one.threshold == threshold)
         cell = entry.recipe
         sentences.append(
-            f"Our {names.NETWORKS[cell.network.name]} on {names.DATASETS[cell.dataset.name]} ({paper.images(cell):,} "
-            f"training and {held_out:,} held-out images, n = 1): the temperature lowers the held-out NLL by "
+            f"- Our {names.NETWORKS[cell.network.name]} on {names.DATASETS[cell.dataset.name]} ({paper.images(cell):,} "
+            f"training and {held_out:,} held-out images, one {entry.origin.device}, n = 1): the temperature "
+            "lowers the held-out NLL by "
             f"{gain['mean']:.3f} ± {gain['standard_error']:.3f}; with early exit at a confidence of {threshold}, "
             f"{early.mean_members:.2f} of {cell.method.cycles} members are evaluated per test image, and the test "
             f"error is {early.error_percent:.2f} % instead of {entry.last_percent[-1]:.2f} % with all of them."
@@ -165,7 +218,7 @@ def one_network(folder: Path, entries: ledger.Entries) -> str:
     head = ["prediction", "training, epochs", "test error, %", "share of the gain, %", "networks per image", "time"]
     lines = [head, ["---", *["---:"] * 5]]
     for name, budget, error, used, time in rows:
-        share = f"{100 * (last - error) / (last - ensemble):.0f}" if error <= last else "–"
+        share = f"{kept_percent(error, run):.0f}" if error <= last else "–"
         lines.append([name, budget, f"{error:.2f}", share, f"{used:.3g}", time])
     origin = (
         f"One {names.NETWORKS[network]} on {names.DATASETS[run.recipe.dataset.name]} with {found['examples']:,} "
@@ -173,6 +226,30 @@ def one_network(folder: Path, entries: ledger.Entries) -> str:
         "The time is that of a batch of 256, relative to one model in eager mode."
     )
     return "\n".join([*map(formats.markdown_row, lines), "", origin])
+
+
+def kept_percent(error: float, run: Entry) -> float:
+    """The share of a run's gain, from its last snapshot to all snapshots, that a predictor with this error keeps."""
+    last, ensemble = run.last_percent[0], run.last_percent[-1]
+    return 100 * (last - error) / (last - ensemble)
+
+
+def kept(folder: Path, entries: ledger.Entries) -> dict[str, str]:
+    """The share of the gain that a soup and a student keep, in percent."""
+    (path,) = (folder / "one-network").glob("*.json")
+    found = json.loads(path.read_text())
+    errors = {
+        "soup": 100 * found["soups"]["greedy"]["test_error"],
+        "student": entries[found["student"]].last_percent[0],
+    }
+    return {name: f"{kept_percent(error, entries[found['run']]):.0f}" for name, error in errors.items()}
+
+
+def time_ratio(network: str, batch: int) -> str:
+    """The time of a Predictor of all members, relative to one model in eager mode."""
+    measured = json.loads((ROOT / f"results/prediction/{network}.json").read_text())["networks"][network]["timings"]
+    found = [one for one in measured if one["batch"] == batch and re.fullmatch(r"Predictor of \d+", one["what"])]
+    return f"{found[0]['ratio']:.2f}"
 
 
 def predictions(folder: Path) -> str:
@@ -202,11 +279,26 @@ def pictures() -> dict[Path, bytes]:
     """Every figure."""
     entries = ledger.entries(ROOT / "results")
     drawn = {
-        f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True)
+        f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True, columns=2)
         for name, network in FIGURES
     }
     drawn["picture.svg"] = overview(entries)
-    return {ROOT / "docs" / name: style.saved(figure, "svg") for name, figure in drawn.items()}
+    return {ROOT / "docs" / name: with_dark_mode(style.saved(figure, "svg")) for name, figure in drawn.items()}
+
+
+def with_dark_mode(svg: bytes) -> bytes:
+    """A figure that takes the dark colours of the report page where its surroundings are dark.
+
+    An SVG file in a page follows the `color-scheme` of the element around it, so the site's own switch works too.
+    """
+    _, dark = PAGE_STYLE.read_text().split("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--(\w+): (#\w+)", dark.partition("}")[0]))
+    rules = "".join(
+        f'[style*="{place}: {light}"]{{{place}:{colours[name]}!important}}'
+        for light, name in style.COLOURS.items()
+        for place in ("fill", "stroke")
+    )
+    return svg.replace(b"</style>", f"@media (prefers-color-scheme: dark){{{rules}}}</style>".encode(), 1)
 
 
 def overview(entries: ledger.Entries) -> object:
@@ -217,7 +309,7 @@ def overview(entries: ledger.Entries) -> object:
     schedule = cyclic.recipe.schedule(paper.images(cyclic.recipe))
     steps = sorted({*range(0, schedule.total_steps, 200), *(step - 1 for step in schedule.snapshot_steps)})
     with style.drawing():
-        figure = style.figure(600, 330)
+        figure = style.figure(480, 330)
         rate, error = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
         epochs = [step * cyclic.recipe.budget.epochs / schedule.total_steps for step in steps]
         rate.plot(epochs, [cyclic.recipe.optimizer.lr * schedule(step) for step in steps], color=style.SINGLE)

@@ -5,6 +5,7 @@ import re
 import resource
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 from snapens import Ensemble, SnapshotEnsembler, Snapshots, fresh_weights, noisy_weights
 from snapens.errors import ArgumentError, NonFiniteError, StoreError
@@ -286,12 +288,17 @@ def a_run_resumes_in_mid_cycle(rank, path):
 
 
 def the_code_of_the_docs_runs(rank, path):
-    page = (Path(__file__).parent.parent / "docs/distributed.md").read_text()
-    first, resume = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    page = (Path(__file__).parent.parent / "docs/how-to/ddp-and-fsdp2.md").read_text()
+    ddp, first, resume = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     generator = torch.Generator().manual_seed(rank)
     data = [(torch.randn(6, 4, generator=generator), torch.arange(6) % 5) for _ in range(4)]
     names = {"Net": partial(Net, classes=5), "mesh": mesh(), "batches": data}
-    with contextlib.chdir(path):
+    examples = TensorDataset(torch.randn(24, 4), torch.arange(24) % 5)
+    with contextlib.chdir(path), patch("torch.cuda.is_available", return_value=False):
+        start = "dist.init_process_group()\n"  # the group of the tests exists already
+        assert start in ddp
+        exec(ddp.replace(start, ""), names | {"dataset": examples, "epochs": 5})
+        assert Snapshots("runs/ddp").steps == (1, 2, 3, 4, 5)
         exec(first, names)
         assert names["ensemble"].steps == (2, 4)
         exec(resume, names)

@@ -1,7 +1,8 @@
-"""What the documentation shows of the ledger is what the ledger says."""
+"""What the documentation shows of the ledger, the commands and the extras is what these say."""
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,22 @@ WORDS = "two|three|four|five|six|seven|eight|nine|ten|half|third|quarter|fifth|t
 UNITS = "points?|percent|%|nats|images|members|snapshots|epochs|seconds|minutes|hours"
 
 
-@pytest.fixture
-def results():
-    spec = importlib.util.spec_from_file_location("results", ROOT / "docs/results.py")
+def script(name):
+    """A script in docs/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def results():
+    return script("results")
+
+
+@pytest.fixture
+def commands():
+    return script("commands")
 
 
 def typed_numbers(template):
@@ -51,6 +62,14 @@ def test_no_number_of_the_results_is_typed_by_hand():
     assert typed_numbers((ROOT / "docs/results.md.jinja").read_text()) == []
 
 
+def test_only_numbers_of_the_paper_and_of_the_demo_are_typed_into_when_it_pays():
+    template = (ROOT / "docs/understand/when-it-pays.md.jinja").read_text()
+    demo = ["(62", "5,000", "27,694", "40", "2-core", "30.80", "33.16", "32.36", "10"]
+    counts = ["256)", "1).", "1)."]  # a batch size, and n
+    paper = ["40", "50", "90"]
+    assert typed_numbers(template) == ["1,", *demo, *counts, *paper, "two snapshots"]
+
+
 def test_no_page_or_table_is_stale(results):
     for path, text in results.texts().items():
         assert path.read_text() == text, f"{path.name} is not what results/ says: run `make results`"
@@ -61,3 +80,36 @@ def test_no_picture_is_stale(results):
         words = re.findall(r">([^<]+)</text>", content.decode())
         assert len(words) > 10
         assert re.findall(r">([^<]+)</text>", path.read_text()) == words, f"{path.name}: run `make results`"
+
+
+def test_the_page_of_the_command_line_is_not_stale(commands):
+    assert commands.PAGE.read_text() == commands.page(), "command-line.md: run `make results`"
+
+
+def test_the_page_of_the_command_line_has_every_command_and_option(commands):
+    sections = dict(re.findall(r"^##+ snapens ([a-z ]+)\n(.*?)(?=^##|\Z)", commands.page(), re.DOTALL | re.MULTILINE))
+    assert list(sections) == commands.every()
+    shared = sections["train"] + sections["sweep"]  # options of several commands are shown once
+    for name, text in sections.items():
+        flags = {option for group in commands.help_of(name).groups.values() for option, _ in group}
+        for flag in {re.match(r"(--)?[\w-]+|.*", option)[0] for option in flags} - {"-h"}:
+            assert f"`{flag}" in text + shared, f"{name}: {flag} is missing"
+
+
+def test_the_help_of_a_command_is_read_completely(commands):
+    found = commands.help_of("paper run")
+    assert found.description == "Train the runs of some cells; on a GPU, several runs share the device."
+    assert list(found.groups) == ["positional arguments", "options", "training", "plan"]
+    assert found.groups["plan"][0] == (
+        "--pack INT",
+        "The maximum number of runs that share a device. By default 8 on a GPU, and 1 on a CPU.",
+    )
+
+
+def test_the_install_page_lists_every_extra_with_its_packages():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs/start/install.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", page, re.MULTILINE))
+    assert rows.keys() == extras.keys()
+    for name in extras.keys() - {"test", "docs"}:
+        assert rows[name] == ", ".join(package.replace(">=", " ≥ ") for package in extras[name])

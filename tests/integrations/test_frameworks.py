@@ -1,4 +1,4 @@
-"""The code of docs/frameworks.md runs, and a run that is stopped and resumed has the snapshots of a plain loop."""
+"""The code of docs/how-to/other-frameworks.md runs; a run that is stopped and resumed has a plain loop's snapshots."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from snapens import CyclicCosine, Ensemble, SnapshotEnsembler
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/frameworks.md").read_text()
+PAGE = (ROOT / "docs/how-to/other-frameworks.md").read_text()
 COMMON = re.search(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[1]
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n.*?^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE))
 EPOCHS, CYCLES, STEPS_PER_EPOCH, STOP = 3, 3, 5, 8  # cycles of 5 steps; STOP is in mid-cycle and mid-epoch

@@ -1,4 +1,4 @@
-"""The code of docs/lightning.md runs as it is written."""
+"""The code of docs/how-to/lightning.md runs as it is written."""
 
 import re
 from functools import partial
@@ -14,7 +14,7 @@ from lit import Lit, loader
 
 from snapens import Snapshots
 
-PAGE = Path(__file__).parents[2] / "docs/lightning.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/lightning.md"
 
 
 class Both(Lit):

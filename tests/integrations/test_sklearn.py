@@ -246,7 +246,8 @@ def test_a_row_of_weight_zero_is_not_used():
 
 def test_the_code_of_the_page_runs():
     names = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/scikit-learn.md").read_text(), flags=re.DOTALL):
+    page = (ROOT / "docs/how-to/scikit-learn.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
         exec(block, names)
     assert names["classifier"].ensemble_.last == 3
     assert names["classifier"].score(names["X_test"], names["y_test"]) > 0.9

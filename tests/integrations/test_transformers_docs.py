@@ -1,4 +1,4 @@
-"""The code of docs/hugging-face.md runs as it is written, with tiny models in local folders of the same names."""
+"""The code of docs/how-to/hugging-face.md runs as it is written, with tiny models in local folders of those names."""
 
 import re
 from functools import partialmethod
@@ -14,7 +14,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("peft")
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs/hugging-face.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/hugging-face.md"
 WORDS = ["[PAD]", "[UNK]", "the", "cat", "sat", "on", "a", "mat"]
 
 

@@ -27,7 +27,7 @@ def read(path, run=RUN, kind="thing"):
 
 
 def resealed(**changes):
-    """A file with a right checksum, worked out by the description in docs/storage.md."""
+    """A file with a right checksum, worked out by the description in docs/reference/run-folder.md."""
     content = {"format": 2, "kind": "thing", "run": RUN, "size": 3, **changes}
 
     def lines(content):

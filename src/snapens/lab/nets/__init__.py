@@ -105,8 +105,9 @@ def accelerate(network: "nn.Module") -> bool:
     """Switch on the GPU kernels of a network, and return whether it has any; only DenseNet has.
 
     Call this only for a network that was built by its name, and do not change its modules afterwards: the kernels do
-    not look at them again. Where the kernels cannot run (docs/lab.md lists the cases), the modules are used. Second
-    derivatives need a network without kernels. A copy of the network (`copy.deepcopy`, pickle) has them switched off.
+    not look at them again. Where the kernels cannot run (docs/maintain/kernels.md lists the cases), the modules are
+    used. Second derivatives need a network without kernels. A copy of the network (`copy.deepcopy`, pickle) has them
+    switched off.
     """
     from .dense.densenet import DenseNet
 
