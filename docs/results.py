@@ -15,6 +15,7 @@ from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, 
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
+PAGE_STYLE = ROOT / "src/snapens/report/page.css"
 TEMPLATES = (ROOT / "docs/results.md.jinja", ROOT / "docs/understand/when-it-pays.md.jinja")
 FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
 
@@ -44,7 +45,7 @@ def texts() -> dict[Path, str]:
             ("docs/how-to/choose-t-m-and-the-rate.md", "rates", rendered(PEAKS, folder, peaks=peaks)),
         )
     }
-    tables = {"table_1": formats.markdown(table(1, entries)).strip()}
+    tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
     words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
     words |= {"kept": kept(folder, entries), "time_ratio": time_ratio}
     pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
@@ -69,12 +70,8 @@ def costs_and_gains(groups: dict[str, Group], rate: str) -> str:
     rows = []
     for name, group in groups.items():
         single, every = group["single"], group[rate]
-        row = {"network and data set": name, "single model, %": single.error, "last snapshot, %": every.last.error}
-        row |= {"all snapshots, %": every.error, "all minus single, points": str(every - single)}
-        row |= {
-            "NLL, single and all": f"{single.nll}, {every.nll}",
-            "ECE, single and all, %": f"{single.ece}, {every.ece}",
-        }
+        row = {"network and data set": name, "single model, %": single.error, "all snapshots, %": every.error}
+        row |= {"difference, points": str(every - single), "NLL, single and all": f"{single.nll}, {every.nll}"}
         rows.append(row)
     return markdown(rows)
 
@@ -145,7 +142,12 @@ def beside_paper(change: Change) -> str:
 def markdown(rows: list[dict[str, str]]) -> str:
     """Rows with the same keys, the heads of the columns, as a Markdown table."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join(map(formats.markdown_row, lines))
+    return unbroken("\n".join(map(formats.markdown_row, lines)))
+
+
+def unbroken(table: str) -> str:
+    """The same table, where no line breaks inside parentheses or at a ±: narrow columns stay readable."""
+    return re.sub(r"\([^()|]*\)| ± ", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), table)
 
 
 def combinations(folder: Path, entries: ledger.Entries) -> str:
@@ -259,11 +261,26 @@ def pictures() -> dict[Path, bytes]:
     """Every figure."""
     entries = ledger.entries(ROOT / "results")
     drawn = {
-        f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True)
+        f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True, columns=2)
         for name, network in FIGURES
     }
     drawn["picture.svg"] = overview(entries)
-    return {ROOT / "docs" / name: style.saved(figure, "svg") for name, figure in drawn.items()}
+    return {ROOT / "docs" / name: with_dark_mode(style.saved(figure, "svg")) for name, figure in drawn.items()}
+
+
+def with_dark_mode(svg: bytes) -> bytes:
+    """A figure that takes the dark colours of the report page where its surroundings are dark.
+
+    An SVG file in a page follows the `color-scheme` of the element around it, so the site's own switch works too.
+    """
+    _, dark = PAGE_STYLE.read_text().split("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--(\w+): (#\w+)", dark.partition("}")[0]))
+    rules = "".join(
+        f'[style*="{place}: {light}"]{{{place}:{colours[name]}!important}}'
+        for light, name in style.COLOURS.items()
+        for place in ("fill", "stroke")
+    )
+    return svg.replace(b"</style>", f"@media (prefers-color-scheme: dark){{{rules}}}</style>".encode(), 1)
 
 
 def overview(entries: ledger.Entries) -> object:
@@ -274,7 +291,7 @@ def overview(entries: ledger.Entries) -> object:
     schedule = cyclic.recipe.schedule(paper.images(cyclic.recipe))
     steps = sorted({*range(0, schedule.total_steps, 200), *(step - 1 for step in schedule.snapshot_steps)})
     with style.drawing():
-        figure = style.figure(600, 330)
+        figure = style.figure(480, 330)
         rate, error = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
         epochs = [step * cyclic.recipe.budget.epochs / schedule.total_steps for step in steps]
         rate.plot(epochs, [cyclic.recipe.optimizer.lr * schedule(step) for step in steps], color=style.SINGLE)

@@ -20,8 +20,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 OWN_TEST = {  # the code of these pages runs in tests/integrations, tests/cli/test_sweep.py and tests/fsdp_scenarios.py
-    *("lightning.md", "hugging-face.md", "scikit-learn.md", "other-frameworks.md", "many-runs.md", "ddp-and-fsdp2.md"),
-    *("frameworks.md", "sweep.md", "distributed.md", "work.md"),  # the old names, until the pages are moved
+    *("lightning.md", "hugging-face.md", "scikit-learn.md", "other-frameworks.md", "many-runs.md", "ddp-and-fsdp2.md")
 }
 FENCE = re.compile(r"^( *)(```+)(\w*)[^\n]*\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: \S.*? -->\s*\Z")

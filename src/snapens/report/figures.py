@@ -54,11 +54,13 @@ _LAYOUTS = {
 }
 
 
-def figure(name: str, entries: Entries, network: str | None = None, *, measured_only: bool = False) -> Any:
+def figure(
+    name: str, entries: Entries, network: str | None = None, *, measured_only: bool = False, columns: int | None = None
+) -> Any:
     """Figure "2" to "6", or "S" for the supplement, as a matplotlib Figure.
 
     `network` draws the same for another network of the paper, and the title says so; `measured_only` leaves out panels
-    without measurements, unless all panels are without.
+    without measurements, unless all panels are without. `columns` is the largest number of panels side by side.
     """
     described = paper_figures.figure(name)
     layout = _LAYOUTS[name]
@@ -72,7 +74,7 @@ def figure(name: str, entries: Entries, network: str | None = None, *, measured_
         if measured_only:  # tried on axes that are thrown away
             scratch = style.figure().subplots()
             places = [place for place in places if place[0](scratch, place[1].cells, entries)] or places
-        columns = min(layout.columns, -(-len(places) // len(layout.draws)))
+        columns = min(columns or layout.columns, layout.columns, -(-len(places) // len(layout.draws)))
         rows = -(-len(places) // columns)
         width = max(layout.panel_points[0] * columns, _LEAST_POINTS)
         title = textwrap.wrap(_title(name, described, network), int(width / _TITLE_POINTS))
