@@ -92,3 +92,11 @@ def test_the_version_is_that_of_the_changelog_and_of_the_citation():
     assert release[1] == VERSION
     assert f"\nversion: {VERSION}\n" in citation
     assert f'\ndate-released: "{release[2]}"\n' in citation
+
+
+def test_the_workflow_tests_the_python_versions_that_the_metadata_names():
+    workflow = (ROOT / ".github/workflows/test.yml").read_text()
+    tested = re.findall(r'"([\d.]+)"', re.search(r"python: \[(.+)\]", workflow)[1])
+    named = [found[1] for line in PROJECT["classifiers"] if (found := re.search(r"Python :: (\d+\.\d+)$", line))]
+    assert tested == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
