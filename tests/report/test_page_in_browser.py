@@ -4,7 +4,7 @@ import folders
 import hostile
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, Browser, contrast
 
 from snapens.lab.records import gallery
 from snapens.quality import THRESHOLDS
@@ -142,13 +142,3 @@ def test_text_can_be_read_and_nothing_is_wider_than_the_screen(opened, scheme, w
     paper = opened.evaluate("getComputedStyle(document.body).backgroundColor")
     panel = opened.evaluate("getComputedStyle(document.querySelector('.panel')).backgroundColor")
     assert min(contrast(colour, ground) for colour in set(found) for ground in (paper, panel)) >= 4.5
-
-
-def contrast(colour, ground):
-    """WCAG 2's ratio of two colours written rgb(r, g, b)."""
-    lights = []
-    for text in (colour, ground):
-        channels = [int(value) / 255 for value in text.removeprefix("rgb(").removesuffix(")").split(",")]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
-    return (max(lights) + 0.05) / (min(lights) + 0.05)

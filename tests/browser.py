@@ -103,6 +103,16 @@ class Browser:
             self.requests.append(found["request"]["url"])
 
 
+def contrast(colour, ground):
+    """WCAG 2's ratio of two colours written rgb(r, g, b)."""
+    lights = []
+    for text in (colour, ground):
+        channels = [int(value) / 255 for value in text.removeprefix("rgb(").removesuffix(")").split(",")]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
 def _pipe():
     """Its two ends, with numbers that leave 3 and 4 free."""
     ends = os.pipe()
