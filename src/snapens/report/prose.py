@@ -204,14 +204,14 @@ def rendered(template: str, folder: Path, **values: object) -> str:
     return text
 
 
-def signed(points: float) -> str:
-    """A difference with its sign and two decimals.
+def signed(difference: float, decimals: int = 2) -> str:
+    """A difference with its sign.
 
     Examples:
         >>> signed(-0.444), signed(0.5), signed(-0.001)
         ('−0.44', '+0.50', '+0.00')
     """
-    return f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")
+    return f"{round(difference, decimals) + 0.0:+.{decimals}f}".replace("-", "−")
 
 
 def series(values: Iterable[float], decimals: int) -> str:
