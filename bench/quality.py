@@ -2,7 +2,8 @@
 
 One JSON file per run. Each predictor has its error, NLL, Brier score, ECE, calibrated log-likelihood and the number of
 networks per image, and the AUROC with which its entropy separates the run's test images from those of another data set
-(`--outside`). The predictors:
+(`--outside`). Predictors that were not fitted on the held-out images also have their error and NLL there, for choices.
+The predictors:
 
 - the last snapshot, and the mean of all snapshots,
 - the combination that `combine.fit` fits on the held-out images, if the run has some, by default and without early
@@ -41,26 +42,27 @@ class Measured:
     """The quality of one finished run."""
 
     def __init__(self, run: Run, folder: Path, outside: str | None, device: torch.device) -> None:
-        recipe = run.recipe
-        data = datasets.load(recipe.dataset.name, folder).hold_out(
-            recipe.dataset.held_out, recipe.dataset.held_out_seed
-        )
-        self.run, self.recipe, self.device = run, recipe, device
-        self.placed: PlacedImages = data.place(device, recipe.dataset.padding)
+        dataset = run.recipe.dataset
+        data = datasets.load(dataset.name, folder).hold_out(dataset.held_out, dataset.held_out_seed)
+        self.run, self.recipe, self.device = run, run.recipe, device
+        self.placed: PlacedImages = data.place(device, dataset.padding)
         self.outside_name, self.outside = outside, None if outside is None else datasets.load(outside, folder).test
         self.predictors: dict[str, dict[str, float | None]] = {}
 
     def all(self) -> dict[str, object]:
         """Every predictor, and what the run cost."""
         test, ensemble = self.run.outputs("test"), self.run.ensemble(raw=False, device=self.device)
+        held_out = self.run.outputs("held_out") if self.recipe.dataset.held_out else None
         outside = self._outputs(ensemble, self.outside)
-        choices = {"last snapshot": Combination(test.members[-1:]), "all snapshots": Combination(test.members)}
-        if self.recipe.dataset.held_out:
-            held_out = self.run.outputs("held_out")
-            choices["fitted"] = combine.fit(held_out)
-            choices["fitted, drop-early"] = combine.fit(held_out, members="drop-early")
-        for name, choice in choices.items():
-            self._add(name, test, outside, choice)
+        plain = {"last snapshot": Combination(test.members[-1:]), "all snapshots": Combination(test.members)}
+        fitted = {}
+        if held_out is not None:
+            fitted["fitted"] = combine.fit(held_out)
+            fitted["fitted, drop-early"] = combine.fit(held_out, members="drop-early")
+        for name, choice in plain.items():
+            self._add(name, choice, test, outside, held_out)
+        for name, choice in fitted.items():
+            self._add(name, choice, test, outside)
         if len(test.members) > 1:
             self._add_network("weight average", average(map(self.run.snapshots.load, self.run.snapshots.steps)))
         if self.recipe.averaging is not None:
@@ -73,12 +75,22 @@ class Measured:
             "members": [Evaluation.of(test, Combination((member,))).error for member in test.members],
             "prefixes": [Evaluation.of(test, Combination.last(m + 1)).error for m in range(len(test.members))],
             "predictors": self.predictors,
-            "combinations": {name: asdict(choice) for name, choice in choices.items() if name.startswith("fitted")},
+            "combinations": {name: asdict(choice) for name, choice in fitted.items()},
         }
 
-    def _add(self, name: str, test: Outputs, outside: Outputs | None, choice: Combination) -> None:
+    def _add(
+        self,
+        name: str,
+        choice: Combination,
+        test: Outputs,
+        outside: Outputs | None,
+        held_out: Outputs | None = None,
+    ) -> None:
         found = asdict(Evaluation.of(test, choice))
         del found["class_errors"], found["equivalent"]
+        if held_out is not None:
+            score = Prediction.of(held_out, choice).score
+            found |= {"held_out_error": score.error, "held_out_nll": score.nll}
         if outside is not None:
             whole = Combination(choice.members, choice.weights, choice.temperature)  # early exit changes the entropy
             detection = out_of_distribution(Prediction.of(test, whole), Prediction.of(outside, whole))
@@ -96,8 +108,9 @@ class Measured:
                     network(inputs)
         snapshots.commit(1, network.state_dict())
         ensemble = Ensemble(snapshots, network, device=self.device)
-        test, outside = self._outputs(ensemble, self.placed.data.test), self._outputs(ensemble, self.outside)
-        self._add(name, test, outside, Combination(test.members))
+        data = self.placed.data
+        test, outside, held_out = (self._outputs(ensemble, part) for part in (data.test, self.outside, data.held_out))
+        self._add(name, Combination(test.members), test, outside, held_out)
 
     def _outputs(self, ensemble: Ensemble, part: Images | None) -> Outputs | None:
         if part is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.lab.paper.entry import Entry
-from snapens.report import charts, figures, formats, names, readme, style
+from snapens.report import charts, figures, formats, names, qualities, readme, style
 from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, series, span
 from snapens.report.tables import table
 
@@ -47,7 +47,7 @@ def texts() -> dict[Path, str]:
     }
     tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
     words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
-    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio}
+    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **budgets()}
     pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
     return {**updated, **pages}
 
@@ -70,12 +70,8 @@ def costs_and_gains(groups: dict[str, Group], rate: str) -> str:
     rows = []
     for name, group in groups.items():
         single, every = group["single"], group[rate]
-        row = {"network and data set": name, "single model, %": single.error, "last snapshot, %": every.last.error}
-        row |= {"all snapshots, %": every.error, "all minus single, points": str(every - single)}
-        row |= {
-            "NLL, single and all": f"{single.nll}, {every.nll}",
-            "ECE, single and all, %": f"{single.ece}, {every.ece}",
-        }
+        row = {"network and data set": name, "single model, %": single.error, "all snapshots, %": every.error}
+        row |= {"difference, points": str(every - single), "NLL, single and all": f"{single.nll}, {every.nll}"}
         rows.append(row)
     return markdown(rows)
 
@@ -97,8 +93,8 @@ def peaks(groups: dict[str, Group]) -> str:
     device = low.entry.origin.device
     origin = (
         f"Test errors of the last snapshot and of all snapshots; one {device}, one seed (n = 1) per run. ± is the "
-        "paired standard error over the test images; no difference is larger than two standard errors. With the higher peak, "
-        "neighbouring snapshots predict different classes for more of the test images."
+        "paired standard error over the test images; no difference is larger than two standard errors. With the higher "
+        "peak, neighbouring snapshots predict different classes for more of the test images."
     )
     return f"{markdown(rows)}\n\n{origin}"
 
@@ -136,6 +132,24 @@ def runs(group: Group) -> str:
             row |= {"minutes (runs)": f"{entry.seconds / 60:.0f} ({entry.pack})"}
             rows.append(row)
     return markdown(rows)
+
+
+def budgets() -> dict[str, object]:
+    """What a template may use about runs that spend the same epochs in different ways."""
+    spent = qualities.read(ROOT / "results/quality")
+    peak = json.loads((ROOT / "results/speed/h200.json").read_text())
+
+    def peak_share(run: qualities.Quality) -> float:
+        """The training speed in percent of the speed of matrix products."""
+        operations = peak["operations_per_image"][run.recipe.network.name] * run.images_per_second
+        return 100 * operations / peak["bfloat16_operations_per_second"]
+
+    return {
+        "spent": spent,
+        "spent_table": qualities.table(spent),
+        "peak_share": peak_share,
+        "trained_on": lambda run: f"{paper.images(run.recipe):,}",
+    }
 
 
 def beside_paper(change: Change) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_pages import blocks, stand_ins
 
 from snapens.cli import main
 from snapens.lab.records.run import Run
@@ -70,3 +71,18 @@ def test_a_student_is_trained_from_python(folder, monkeypatch):
     (block,) = marked(PAGES / "one-network.md")
     exec(block, {})
     assert Run("runs/student").finished
+
+
+def test_the_service_answers_in_batches_and_rejects_what_is_not_rows_of_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = stand_ins()
+    for _, code in blocks((PAGES / "predict-and-deploy.md").read_text(), "python"):
+        exec(code, names)
+    rows = torch.randn(300, 8, generator=torch.Generator().manual_seed(1))
+    found = names["answers"](rows.tolist())
+    p = names["served"].predict([rows])  # which exits early as well
+    assert [answer["class"] for answer in found] == [names["CLASSES"][k] for k in p.argmax(-1)]
+    np.testing.assert_allclose([answer["probability"] for answer in found], p.max(-1).values, atol=1e-6)
+    for wrong in ([], 5, None, [[1, 2]], [[float("nan")] * 8], [[1], [1, 2]], {"a": 1}, ["a"]):
+        with pytest.raises((TypeError, ValueError, RuntimeError)):  # the handler answers with the status 400
+            names["answers"](wrong)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NAMES = r"(ResNet|DenseNet|CIFAR)-\d+|(Table|Figure) \d|(Snapshot|α₀ =) 0\.[12]"
+NAMES = r"(ResNet|DenseNet|CIFAR|WRN-28)-\d+|(Table|Figure) \d|(Snapshot|α₀ =) 0\.[12]"
 """Where a template may have digits: names of networks and data sets, of parts of the paper, and its two peak rates."""
 NOT_PROSE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|```.*?```|`[^`]*`|\]\([^)]*\)(\{[^}]*\})?|<[^>]*>"
 """Comments, statements and expressions of a template, code, the targets of links and images, and HTML tags."""

@@ -13,15 +13,17 @@ from markdown.extensions.toc import slugify
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from snapens.cli import _command
+from snapens.cli import Train, _command
 from snapens.errors import SnapensError
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
-OWN_TEST = {  # the code of these pages runs in tests/integrations, tests/cli/test_sweep.py and tests/fsdp_scenarios.py
-    *("lightning.md", "hugging-face.md", "scikit-learn.md", "other-frameworks.md", "many-runs.md", "ddp-and-fsdp2.md")
+OWN_TEST = {
+    f"docs/how-to/{name}.md"
+    for name in ("lightning", "hugging-face", "scikit-learn", "other-frameworks", "many-runs", "ddp-and-fsdp2")
 }
+"""Pages whose code another test runs."""
 FENCE = re.compile(r"^( *)(```+)(\w*)[^\n]*\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: \S.*? -->\s*\Z")
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?(?: \"[^\"]*\")?\)|(?:href|src|srcset)=\"([^\"]+)\"")
@@ -84,7 +86,7 @@ def ran(code, line, names, page) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "page", [name for name in NAMES if Path(name).name not in OWN_TEST and "```" in (ROOT / name).read_text()]
+    "page", [name for name in NAMES if name not in OWN_TEST and "```" in (ROOT / name).read_text()]
 )
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -120,7 +122,7 @@ def test_the_commands_of_a_page_are_accepted(page, capsys):
         for line, arguments in commands(code):
             try:
                 command = _command(arguments)
-                if hasattr(getattr(command, "settings", None), "recipe") and type(command).__name__ == "Train":
+                if isinstance(command, Train):
                     command.settings.recipe()
             except SystemExit as end:
                 if end.code:
@@ -172,6 +174,13 @@ def test_every_link_within_the_project_resolves(page):
                 errors.append(f"{page.relative_to(ROOT)}:{number}: {target}: {reason}")
     if errors:
         pytest.fail("\n".join(errors), pytrace=False)
+
+
+@pytest.mark.parametrize("page", sorted(OWN_TEST))
+def test_a_page_that_is_left_out_here_has_a_test_of_its_own(page):
+    assert (ROOT / page).exists()
+    others = [path for path in Path(__file__).parent.rglob("*.py") if path != Path(__file__)]
+    assert any(f'"{page}"' in path.read_text() for path in others)
 
 
 def test_a_block_has_the_line_of_the_page_and_is_left_out_only_with_a_reason():

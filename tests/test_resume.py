@@ -1,7 +1,9 @@
 """A run stopped anywhere and resumed is the run that was not stopped, bit for bit."""
 
 import random
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +82,22 @@ def test_a_stop_loses_and_doubles_nothing(make_net, tmp_path, kind, stops):
             assert len(list((path / "snapshots").iterdir())) == 4
             resumed.close()
             shutil.rmtree(path)
+
+
+def test_the_program_of_the_page_continues_where_it_was_stopped(tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs/how-to/resume.md").read_text()
+    program = re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)[1]
+    condition = "ensembler.completed < schedule.total_steps"
+    assert condition in program
+    found = []
+    for name, stops in (("whole", (300,)), ("stopped", (120, 230, 300))):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for stop in stops:
+            names = {}
+            exec(program.replace(condition, f"ensembler.completed < {stop}"), names)
+            names["ensembler"].close()
+        found.append(names["ensemble"])
+    assert found[0].steps == found[1].steps == (100, 200, 300)
+    pairs = zip(found[0].members, found[1].members, strict=True)
+    assert all(identical(one.state_dict(), two.state_dict()) for one, two in pairs)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .schedule import StepDecay as StepDecay
     from .snapshots import Snapshots as Snapshots
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Combination": "combination",

@@ -100,6 +100,24 @@ class Combination:
         members, weights = (tuple(column) for column in zip(*used, strict=True))
         return replace(self, members=members, weights=weights if self.weights else ())
 
+    def transferred(self, before: Sequence[Member], after: Sequence[Member]) -> "Combination":
+        """The same combination for another run: member k of `before` becomes member k of `after`.
+
+        A combination that was fitted with held-out examples can so be used for a run that trained on all examples.
+
+        Examples:
+            >>> combination = Combination((("a", 4), ("a", 12)), temperature=1.2)
+            >>> combination.transferred([("a", 4), ("a", 8), ("a", 12)], [("b", 5), ("b", 10), ("b", 15)]).members
+            (('b', 5), ('b', 15))
+        """
+        if len(before) != len(after):
+            raise ArgumentError(
+                f"both runs must have the same number of members, got {len(before)} and {len(after)}: "
+                "use a run with as many cycles"
+            )
+        chosen = self.among(before)
+        return replace(chosen, members=tuple(after[list(before).index(member)] for member in chosen.members))
+
     @property
     def shares(self) -> tuple[float, ...]:
         """The weight of each entry of `members`, relative to the largest one; 1 for each if no weights are given."""

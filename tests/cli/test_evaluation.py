@@ -22,14 +22,18 @@ def outputs(folder, seed, examples=400, classes=3, part="held_out"):
     return Outputs(members, scores, labels).save(folder, part)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    store = Snapshots(tmp_path / "run")
+def stored(path, steps):
+    store = Snapshots(path)
     store.open_to_write()
-    for step in (4, 8, 12):
+    for step in steps:
         store.commit(step, {"w": torch.full((1,), float(step))})
     store.close()
-    return tmp_path / "run"
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return stored(tmp_path / "run", (4, 8, 12))
 
 
 def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_the_test_part(folder, capsys):
@@ -94,6 +98,33 @@ def test_weights_are_listed_in_words(folder, capsys):
     assert "with the weights " in capsys.readouterr().out
     found = Combination.load(folder)
     assert (found.temperature, found.exit_threshold, len(found.weights)) == (1.0, None, 3)
+
+
+def test_a_combination_fitted_with_held_out_examples_is_used_for_a_run_without(folder, tmp_path, capsys):
+    outputs(folder, 0)
+    assert main(["combine", str(folder), "--members", "2"]) == 0
+    fitted, other = Combination.load(folder), stored(tmp_path / "other", (5, 10, 15))
+    capsys.readouterr()
+    assert main(["combine", str(other), "--like", str(folder)]) == 0
+    assert "2 of 3 members (steps 10, 15), temperature" in capsys.readouterr().out
+    found, run = Combination.load(other), Snapshots(other).identity["run"]
+    assert found.members == ((run, 10), (run, 15))
+    assert (found.temperature, found.exit_threshold) == (fitted.temperature, fitted.exit_threshold)
+
+
+def test_a_combination_is_not_used_for_a_run_with_another_number_of_snapshots(folder, tmp_path, capsys):
+    outputs(folder, 0)
+    assert main(["combine", str(folder)]) == 0
+    other = stored(tmp_path / "other", (5, 10))
+    for options, message in (
+        ([], "both runs must have the same number of members, got 3 and 2: use a run with as many cycles"),
+        (["--no-exit"], "like must be given alone, because nothing is fitted, got other options: remove them"),
+    ):
+        assert main(["combine", str(other), "--like", str(folder), *options]) == 2
+        assert message in capsys.readouterr().err.replace("\n", " ")
+    assert not (other / "combination.json").exists()
+    assert main(["combine", str(folder), "--like", str(other)]) == 2
+    assert "contains no combination.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def photos(tmp_path, monkeypatch):
 
 def commands(page):
     """The arguments of the calls of snapens on a page."""
-    found = re.findall(r"^snapens (.*)$", (PAGES / page).read_text(), re.MULTILINE)
+    found = re.findall(r"^snapens (.*)$", (PAGES / page).read_text().replace("\\\n", " "), re.MULTILINE)
     return [shlex.split(command, comments=True) for command in found]
 
 

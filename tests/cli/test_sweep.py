@@ -355,7 +355,7 @@ def test_a_terminal_with_few_lines_shows_the_bars_of_running_runs_only(monkeypat
 
 def test_the_commands_and_the_code_of_the_page_work(folder, capsys):
     page = (Path(__file__).parents[2] / "docs/how-to/many-runs.md").read_text()
-    commands = re.findall(r"^snapens (sweep .*)$", page, flags=re.MULTILINE)
+    commands = re.findall(r"^snapens (sweep .*)$", page.replace("\\\n", " "), flags=re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
         assert main([*command.split(), "--dry-run"]) == 0

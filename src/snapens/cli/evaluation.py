@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from ..errors import ArgumentError
 from .options import Flag, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
-    from ..combination import Combination
+    from ..combination import Combination, Member
     from ..combine import Gain
     from ..combine.evaluation import Evaluation
     from ..lab.records.run import Run
@@ -42,6 +42,8 @@ class Combine:
     """Always evaluate all members."""
     no_temperature: Flag = False
     """Do not fit a temperature."""
+    like: Annotated[Path | None, arg("RUN")] = None
+    """Use the combination of this other run, instead of fitting one: its member k becomes member k."""
     part: str = "held_out"
     """The name under which the outputs were saved."""
     format: Literal["table", "json"] = "table"
@@ -51,6 +53,8 @@ class Combine:
         """Print the gain of each choice, and store the combination."""
         from .. import combine
 
+        if self.like is not None:
+            return self._transfer(self.like)
         if not math.isfinite(self.exit_loss) or not 0 <= self.exit_loss < 100:
             raise ArgumentError(f"exit-loss must be from 0 to 100 (percentage points), got {self.exit_loss}")
         outputs = _outputs(self.run, self.part)
@@ -67,11 +71,25 @@ class Combine:
             sys.stdout.write(_gains_as_json(self.run, outputs, combination, gains) + "\n")
             return 0
         _show_gains(outputs, gains)
-        console = Console(highlight=False)
-        console.print(
-            f"\n{in_words(combination, len(outputs.members))}\n{self.run / 'combination.json'}", soft_wrap=True
-        )
+        Console(highlight=False).print()
+        self._show(combination, len(outputs.members))
         return 0
+
+    def _transfer(self, other: Path) -> int:
+        """Store the combination of another run for this run."""
+        from ..combination import Combination
+
+        if replace(self, like=None) != Combine(self.run):
+            raise ArgumentError("like must be given alone, because nothing is fitted, got other options: remove them")
+        after = _members(self.run)
+        combination = Combination.load(other).transferred(_members(other), after)
+        combination.save(self.run)
+        self._show(combination, len(after))
+        return 0
+
+    def _show(self, combination: "Combination", existing: int) -> None:
+        words = f"{in_words(combination, existing)}\n{self.run / 'combination.json'}"
+        Console(highlight=False).print(words, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -142,6 +160,14 @@ def combination_of(run: "Run", last: int | None) -> "Combination | None":
     if (found := Combination.find(run.path)) is not None:
         sys.stderr.write(f"using {path}: {in_words(found, len(run.snapshots.steps))}\n")
     return found
+
+
+def _members(path: Path) -> "list[Member]":
+    """All members of a run, from the oldest to the newest."""
+    from ..snapshots import Snapshots
+
+    snapshots = Snapshots(path)
+    return [(snapshots.identity["run"], step) for step in snapshots.steps]
 
 
 def _outputs(path: Path, part: str) -> "Outputs":

@@ -9,7 +9,7 @@ import torch
 
 from snapens.errors import ArgumentError, NonFiniteError
 from snapens.lab import nets
-from snapens.lab.engine import bench
+from snapens.lab.engine import bench, flops
 from snapens.lab.nets.dense.densenet import DenseNet
 from snapens.lab.recipe import Settings
 
@@ -112,8 +112,10 @@ def test_every_loop_is_compared_and_a_missing_library_is_said(root, monkeypatch)
 
 
 def test_a_densenet_on_a_gpu_is_timed_with_fused_blocks_and_without(monkeypatch):
-    def apart(processes, function, recipe, root, device, seconds, pack, fused):
-        return [(200.0, 300.0) if fused else (20.0, 30.0)]
+    def apart(processes, function, recipe, root, *rest):
+        if function is bench.limit:
+            return [400.0]
+        return [(200.0, 300.0) if rest[-1] else (20.0, 30.0)]
 
     monkeypatch.setattr(bench, "apart", apart)
     dense = recipe(network="densenet40")
@@ -123,9 +125,28 @@ def test_a_densenet_on_a_gpu_is_timed_with_fused_blocks_and_without(monkeypatch)
         "engine without fused blocks, a pack of 8": 30.0,
         "engine, one run": 200.0,
         "engine, a pack of 8": 300.0,
+        "limit of the matrix products": 400.0,
     }
     assert len(dict(bench.compare(dense, None, "cpu", 8, 60.0, loops=False))) == 2
-    assert len(dict(bench.compare(RECIPE, None, "cuda", 8, 60.0, loops=False))) == 2
+    assert len(dict(bench.compare(RECIPE, None, "cuda", 8, 60.0, loops=False))) == 3
+
+
+def test_the_operations_of_an_image_are_those_of_all_matrix_products(root):
+    images = bench._arrays(RECIPE, root)
+    layers, sides = [], []
+
+    def note(layer, inputs, output):
+        layers.append(layer)
+        sides.append(output[0, 0].numel() if output.ndim == 4 else 1)
+
+    network = nets.of(RECIPE, 4, images.inputs)
+    for module in network.modules():
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
+            module.register_forward_hook(note)
+    network(torch.zeros(2, 1, 8, 8))
+    forward = [2 * layer.weight.numel() * side for layer, side in zip(layers, sides, strict=True)]
+    # backward: the same again for the weights, and for the inputs of all layers but the first
+    assert flops.per_image(RECIPE, images) == 3 * sum(forward) - forward[0]
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -10,6 +10,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from snapens import CyclicCosine, StepDecay
+from snapens.cli.preset import with_flags_of_preset
 from snapens.combination import Combination
 from snapens.errors import ArgumentError
 from snapens.lab.data import DATASETS
@@ -499,6 +500,12 @@ def test_the_documentation_lists_every_setting_with_its_default():
     rows = dict(re.findall(r"^\| `(\w+)` \|(?: `(.*?)`)? \|", page, re.MULTILINE))
     wanted = {field.name: "" if field.default in ((), None) else str(field.default) for field in fields(Settings)}
     assert {name: rows.get(name) for name in wanted} == wanted
+
+
+def test_the_documentation_shows_the_flags_of_a_preset():
+    page = (Path(__file__).parents[3] / "docs/reference/recipes.md").read_text()
+    flags = re.search(r"^\| `cifar100-modern` \| `(.*?)` \|$", page, re.MULTILINE)[1].split()
+    assert with_flags_of_preset(["train", "--preset", "cifar100-modern"])[1:-2] == flags
 
 
 def test_the_help_names_every_network_and_data_set():

@@ -23,6 +23,7 @@ from ..data.augment import AUGMENTATIONS
 from ..data.images import ImageData
 from ..nets.dense.densenet import DenseNet
 from ..recipe.recipe import Recipe
+from . import flops
 from . import pack as engine
 from .processes import apart
 from .training import Training
@@ -47,6 +48,8 @@ def compare(
         name = "engine" if fused else "engine without fused blocks"
         yield f"{name}, one run", alone
         yield f"{name}, a pack of {pack}", packed
+    if device == "cuda":
+        yield "limit of the matrix products", apart(1, limit, recipe, root)[0]
 
 
 def _usual_loops(recipe: Recipe, root: Path | None, device: str, seconds: float) -> Iterator[Speed]:
@@ -139,6 +142,11 @@ def engine_loop(
                     raise training.failure
             speeds.append(watch.images_per_second)
     return speeds[0], speeds[1]
+
+
+def limit(recipe: Recipe, root: Path | None) -> float:
+    """The images per second at which a network's matrix products reach the measured peak of the GPU in bfloat16."""
+    return flops.peak_per_second(torch.device("cuda")) / flops.per_image(recipe, _arrays(recipe, root))
 
 
 class _Stopwatch:
