@@ -1,4 +1,4 @@
-"""Measures more than the test error of runs on images: `python bench/quality.py RUN … --data DIR --out FOLDER`.
+"""The quality of finished runs on images, beyond test errors: `python bench/quality.py RUN … --data DIR --out FOLDER`.
 
 The script writes one JSON file per run. For each predictor, the file contains the error, the NLL, the Brier score, the
 ECE, the calibrated log-likelihood, the number of networks per image, and the AUROC with which the entropy separates the
