@@ -1,10 +1,10 @@
-"""Should early members be dropped, or members be weighted? `python bench/choices.py RUN … --out FOLDER`
+"""Compares ways to choose members and weights: `python bench/choices.py RUN … --out FOLDER`.
 
-For each run with held-out and test outputs, one JSON file. Each way to choose is compared with the mean of all members,
-both with a fitted temperature and without early exit:
+The script writes one JSON file for each run, which must have held-out and test outputs. Each choice is compared with
+the mean of all members, both with a fitted temperature and without early exit:
 
-- on the held-out examples, where it is fitted on one half and measured on the other (`combine.gains`),
-- on the test examples, after it was fitted on all held-out examples.
+- on the held-out examples, where the choice is fitted on one half and measured on the other (`combine.gains`),
+- on the test examples, after the choice was fitted on all held-out examples.
 
 A gain is positive if the choice is better; ± is the paired standard error.
 """

@@ -169,8 +169,8 @@ def choices() -> dict[str, object]:
             {
                 "run": f"{names.NETWORKS[quality.recipe.network.name]}, {quality.recipe.budget.epochs} epochs: "
                 f"{quality.words}",
-                "kept when early members are dropped": "all" if len(kept) == run["members"] else ", ".join(kept),
-                "test NLL gain": gain(dropped, "test_nll"),
+                "members kept after dropping": "all" if len(kept) == run["members"] else ", ".join(kept),
+                "test NLL gain of dropping": gain(dropped, "test_nll"),
                 "weights, oldest first": ", ".join(f"{weight:.2f}" for weight in weighted["weights"]),
                 "held-out NLL gain of weights": gain(weighted, "held_out_nll"),
                 "test NLL gain of weights": gain(weighted, "test_nll"),
@@ -245,7 +245,7 @@ def one_network(folder: Path, entries: ledger.Entries) -> str:
         ),
         (f"a greedy soup of {soup['members']} snapshots", f"{epochs}", 100 * soup["test_error"], 1, "1.00 ×"),
         (f"a student of all {members} snapshots", f"{epochs} + {more}", student.last_percent[0], 1, "1.00 ×"),
-        (f"without the teacher, one cosine of {more} epochs", f"{more}", control.last_percent[0], 1, "1.00 ×"),
+        (f"trained without a teacher: one cosine of {more} epochs", f"{more}", control.last_percent[0], 1, "1.00 ×"),
     ]
     head = ["prediction", "training, epochs", "test error, %", "share of the gain, %", "networks per image", "time"]
     lines = [head, ["---", *["---:"] * 5]]
