@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import nn
 
+from snapens import Snapshots
 from snapens.outputs import Outputs
 
 
@@ -35,6 +36,14 @@ def net():
 @pytest.fixture
 def make_net():
     return Net
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Snapshots in a folder, open to write."""
+    opened = Snapshots(tmp_path / "run")
+    opened.open_to_write()
+    return opened
 
 
 @pytest.fixture
