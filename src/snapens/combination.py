@@ -141,8 +141,6 @@ class Combination:
     def find(cls, folder: str | PathLike[str]) -> "Combination | None":
         """The combination in a run folder, or None if it has none."""
         path = Path(folder) / "combination.json"
-        try:
-            content = durable.contents(path)
-        except (FileNotFoundError, NotADirectoryError):
+        if (content := durable.find(path)) is None:
             return None
         return sealed.decode(path, content, "combination", cls, run=manifest.read(Path(folder)).run).value

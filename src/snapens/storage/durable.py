@@ -159,6 +159,14 @@ def contents(path: Path, limit: int = SIZE_LIMIT) -> bytes:
         return file.read(size)
 
 
+def find(path: Path) -> bytes | None:
+    """The `contents` of a file, or None if there is no such file."""
+    try:
+        return contents(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def own_file(path: str, flags: int) -> int:
     """For `open`: a regular file of a run folder, to be changed in place. A symbolic link is not followed."""
     try:

@@ -51,7 +51,7 @@ class Generations:
         """The files that the JSON file lists; the lock and the file must still be those of this writer."""
         if self._lock is not None:
             self._lock.ensure()  # the process may have dropped it
-        found = durable.contents(self.path) if durable.exists(self.path) else b""
+        found = durable.find(self.path) or b""
         if found not in self._on_disk:
             raise StoreError(
                 f"store must have one writer, but another process changed {self.path}: "

@@ -69,8 +69,7 @@ class PartFolder:
     @property
     def version(self) -> tuple[bytes, bytes]:
         """What the JSON files hold now; another version means that a writer replaced files."""
-        index = durable.contents(self.path) if durable.exists(self.path) else b""
-        return durable.contents(self.folder / "manifest.json"), index
+        return durable.contents(self.folder / "manifest.json"), durable.find(self.path) or b""
 
     def labels(self) -> Stored:
         """The stored labels."""
@@ -120,10 +119,9 @@ class PartFolder:
 
     @cached_property
     def _index(self) -> Index | None:
-        try:
-            return sealed.decode(self.path, durable.contents(self.path), "outputs", Index, run=self._manifest.run).value
-        except (FileNotFoundError, NotADirectoryError):
+        if (content := durable.find(self.path)) is None:
             return None
+        return sealed.decode(self.path, content, "outputs", Index, run=self._manifest.run).value
 
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
