@@ -88,10 +88,11 @@ def affine_relu(
 
     `x` is (images, channels, height, width). The result can be written over x (`out`).
     """
-    if residual is not None and residual.shape == x.shape and residual.dtype == x.dtype and _can_run(x):
-        residual = residual.contiguous(memory_format=torch.channels_last)
-    elif residual is not None or not _can_run(x):
+    fits = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+    if not fits or not _can_run(x):
         return _affine_relu(x, scale, shift, residual)
+    if residual is not None:
+        residual = residual.contiguous(memory_format=torch.channels_last)
     from .kernels import affine_relu as kernel
 
     out = torch.empty_like(x, memory_format=torch.channels_last) if out is None else out

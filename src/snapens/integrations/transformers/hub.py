@@ -132,13 +132,12 @@ def _architecture(config: Any) -> Any:
 
 def _combination(path: Path) -> Combination:
     file = path / "combination.json"
-    try:
-        return sealed.decode(file, durable.contents(file), "combination", Combination).value
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if (content := durable.find(file)) is None:
         raise StoreError(
             f"folder must be one that save_ensemble wrote, got {path} without combination.json: "
             "use Ensemble.load for a run folder"
-        ) from error
+        )
+    return sealed.decode(file, content, "combination", Combination).value
 
 
 def _check(ensemble: Ensemble) -> None:
