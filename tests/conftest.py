@@ -46,6 +46,18 @@ def folder(tmp_path):
     return opened
 
 
+@pytest.fixture(params=[True, False], ids=["resident", "streamed"])
+def resident(request):
+    """Whether all members of an ensemble are in memory, or one at a time."""
+    return request.param
+
+
+@pytest.fixture(params=["memory", "folder"])
+def path(request, tmp_path):
+    """Where snapshots are stored; None for memory."""
+    return None if request.param == "memory" else tmp_path / "run"
+
+
 @pytest.fixture
 def make_outputs():
     def make(members=4, examples=60, classes=5, seed=0, *, member_noise=1.0, scale=1.0, runs=1, part="held_out"):
