@@ -46,7 +46,7 @@ class Combination:
                 f"members must have at least one (run, step), or newest must be at least 1 instead, "
                 f"got members={self.members} and newest={self.newest}"
             )
-        if len(set(self.members)) != len(self.members):
+        if len(set(self.members)) != count:
             raise ArgumentError(f"members must be distinct, got {self.members}: use weights")
         if any(not run or step < 1 for run, step in self.members):
             raise ArgumentError(f"members must have the name of a run and a step of at least 1, got {self.members}")
