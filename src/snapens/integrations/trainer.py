@@ -3,29 +3,19 @@
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
 
 from ..ensembler import SnapshotEnsembler
 from ..errors import StoreError
-from ..schedule import Schedule
 
 
-def begin(
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: Schedule,
-    *,
-    state: dict[str, Any] | None,
-    remedy: str,
-    **options: Any,
-) -> SnapshotEnsembler:
+def begin(*arguments: Any, state: dict[str, Any] | None, remedy: str, **options: Any) -> SnapshotEnsembler:
     """An ensembler that continues at the `state` of a checkpoint or, without one, begins with an empty store.
 
-    All processes train the model: the Trainer may hide its wrapper. `remedy` says what to do if the store is not empty.
+    `arguments` and `options` are those of `SnapshotEnsembler`. All processes train the model: the Trainer may hide its
+    wrapper. `remedy` says what to do if the store is not empty.
     """
     world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    ensembler = SnapshotEnsembler(model, optimizer, schedule, resume=True, process_group=world, **options)
+    ensembler = SnapshotEnsembler(*arguments, resume=True, process_group=world, **options)
     try:
         if state:
             ensembler.load_state_dict(state)

@@ -256,8 +256,6 @@ def _code(kind: str, of_peft: bool) -> str:
         f"ensemble = load_ensemble(folder){'  # base= takes a base model that you have already loaded' * of_peft}",
         "model = EnsembleModel(ensemble)  # returns .logits, the logarithm of the mean of the members' softmax",
     ]
-    if of_peft:
-        lines += ["", "# one member alone: peft.PeftModel.from_pretrained(base, folder, subfolder='member-01')"]
-    else:
-        lines += ["", f"# one member alone: transformers.{kind}.from_pretrained(folder, subfolder='member-01')"]
+    loader = "peft.PeftModel.from_pretrained(base, " if of_peft else f"transformers.{kind}.from_pretrained("
+    lines += ["", f"# one member alone: {loader}folder, subfolder='member-01')"]
     return "\n".join(["```python", *lines, "```"])
