@@ -12,8 +12,8 @@ from ..lab.recipe import Settings
 from ..storage import jsonfile
 from .evaluation import in_words
 from .interrupt import Interrupt
+from .loader import data_root, import_from_here
 from .options import Flag, Place, arg
-from .training import data_root, import_from_here
 
 if TYPE_CHECKING:
     import torch
