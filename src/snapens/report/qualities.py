@@ -1,4 +1,4 @@
-"""The results of `bench/quality.py` as text, for our own pages: what a run gives that spends its epochs in one way."""
+"""The results of `bench/quality.py` as text, for our own pages: the quality of different ways to use the epochs."""
 
 import json
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Quality:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What was trained."""
+        """The recipe of the run."""
         return Recipe.of(self.content["recipe"])
 
     def __getitem__(self, predictor: str) -> Predictor:
@@ -93,7 +93,7 @@ class Quality:
 
     @property
     def way(self) -> str:
-        """How the run spends its epochs: `cosine`, `cycles` or `fge`."""
+        """How the run uses its epochs: `cosine`, `cycles` or `fge`."""
         method = self.recipe.method
         return "cosine" if method.cycles == 1 else "fge" if method.later_peak < 1 else "cycles"
 

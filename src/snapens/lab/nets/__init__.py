@@ -115,7 +115,7 @@ def accelerate(network: "nn.Module") -> bool:
 
 
 def blocks(network: "nn.Module") -> "list[nn.Module]":
-    """The repeated blocks of a network of the lab, each worth compiling by itself; no block of any other network."""
+    """The repeated blocks of a network of the lab, which are compiled one by one; empty for any other network."""
     return [module for module in network.modules() if getattr(type(module), "repeats", False)]
 
 
