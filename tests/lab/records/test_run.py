@@ -14,7 +14,7 @@ import torch
 
 from snapens import Combination, Snapshots
 from snapens.errors import ArgumentError, DamagedError, MismatchError, StoreError
-from snapens.lab.records import gallery
+from snapens.lab.records import format_1, gallery
 from snapens.lab.records.curves import Between, Line
 from snapens.lab.records.run import Run, State
 from snapens.lab.records.runs import runs_in
@@ -652,7 +652,7 @@ def test_members_whose_outputs_are_intact_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("outputs.safetensors", lambda run: run.adopt_outputs(["test"])),
+        ("outputs.safetensors", lambda run: format_1.adopt_outputs(run, ["test"])),
         ("manifest.json", lambda run: run.recipe),
         ("state.previous.json", lambda run: run.state()),
     ],

@@ -18,7 +18,7 @@ from ...errors import ArgumentError, DamagedError
 from ...weights import set_tensors
 from ..data.protocol import Part, Placed
 from ..recipe.recipe import Recipe
-from ..records import gallery, source
+from ..records import format_1, gallery, source
 from ..records.run import Run, State
 from .interpolate import between
 from .log import TrainingLog
@@ -219,7 +219,7 @@ class Training:
     def _restore_outputs(self) -> None:
         """Recompute the outputs of members that are missing or damaged; this changes the network's weights."""
         snapshots = self._ensembler.snapshots
-        self.run.adopt_outputs(self._parts)
+        format_1.adopt_outputs(self.run, self._parts)
         intact = set.intersection(*(self.run.intact_outputs(part) for part in self._parts))
         for step in snapshots.steps:
             if step not in intact:
