@@ -69,7 +69,7 @@ class Loader:
     def _check(self, recipe: Recipe, out: Path | None) -> None:
         """Check what can be checked before the data are read, which may take minutes."""
         from ..lab import nets
-        from ..lab.engine.pack import chosen_device
+        from ..lab.engine.device import chosen_device
         from ..lab.records.run import Run
 
         chosen_device(self._options.device)

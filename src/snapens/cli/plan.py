@@ -44,9 +44,10 @@ def train_plan(
 
 def packs_here(jobs: Jobs, options: TrainingOptions, plan: PlanOptions) -> Sequence[Jobs]:
     """The packs in which the runs are trained in this process, one after the other."""
-    from ..lab.engine import pack
+    from ..lab.engine.device import chosen_device
+    from ..lab.engine.pack import packs
 
-    return pack.packs(jobs, _largest(plan, pack.chosen_device(options.device).type))
+    return packs(jobs, _largest(plan, chosen_device(options.device).type))
 
 
 def states(jobs: Jobs) -> dict[str, list[Path]]:

@@ -73,7 +73,7 @@ class _Predictor:
     """The rows of the output for some examples; messages go to the terminal."""
 
     def __init__(self, run: "Run", combination: "Combination | None", device: str) -> None:
-        from ..lab.engine.pack import chosen_device
+        from ..lab.engine.device import chosen_device
         from .loader import import_from_here
 
         import_from_here([run.recipe.network.name])

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from tyro.conf import Positional, subcommand
@@ -14,9 +14,6 @@ from .evaluation import in_words
 from .interrupt import Interrupt
 from .loader import data_root, import_from_here
 from .options import Flag, Place, arg
-
-if TYPE_CHECKING:
-    import torch
 
 Networks = Annotated[tuple[str, ...], Positional, arg("[NETWORK ...]", "(default: resnet110 wrn32 densenet40)")]
 _NETWORKS = ("resnet110", "wrn32", "densenet40")
@@ -102,14 +99,14 @@ def bench_predict(options: BenchPredict) -> None:
     import torch
 
     from ..lab.engine import speed
-    from ..lab.engine.pack import chosen_device
+    from ..lab.engine.device import chosen_device, device_name
     from ..lab.records.run import Run
 
     device, run = chosen_device(options.device), None if options.run is None else Run(options.run)
     import_from_here(options.networks if run is None else [run.recipe.network.name])
     console = Console(highlight=False)
-    console.print(f"{_named(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
-    found: dict[str, Any] = {"device": _named(device), "torch": torch.__version__, "networks": {}}
+    console.print(f"{device_name(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
+    found: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__, "networks": {}}
     one = 0.0
     with Interrupt():
         for name in options.networks if run is None else (run.path.resolve().name,):
@@ -139,11 +136,11 @@ def bench_train(options: BenchTrain) -> None:
     import torch
 
     from ..lab.engine.bench import compare
-    from ..lab.engine.pack import chosen_device
+    from ..lab.engine.device import chosen_device, device_name
 
     device, root = chosen_device(options.device), data_root(options.data)
     import_from_here(options.networks)
-    name = _named(device)
+    name = device_name(device)
     found: dict[str, dict[str, float | None]] = {}
     console = Console(highlight=False)
     console.print(f"{name}, torch {torch.__version__}, batch {options.batch}, {options.dataset}; training images/s")
@@ -165,13 +162,6 @@ def bench_train(options: BenchTrain) -> None:
                     options.out,
                     {"device": name, "torch": torch.__version__, "batch": options.batch, "images_per_second": found},
                 )
-
-
-def _named(device: "torch.device") -> str:
-    import torch
-
-    threads = torch.get_num_threads()
-    return torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
 
 
 def _write(out: Path | None, content: dict[str, Any]) -> None:

@@ -88,9 +88,10 @@ def _prepared(
 ) -> "list[Training]":
     """The runs that are left to train, ready for their next step."""
     from ..lab.engine import pack
+    from ..lab.engine.device import chosen_device
 
     world = processes.world()
-    device = world.agree(lambda: pack.chosen_device(options.device))
+    device = world.agree(lambda: chosen_device(options.device))
     require_outside_images(jobs, data_root(options.data))
     _set_threads(options.threads)
     import_from_here(recipe.network.name for recipe, _ in jobs)

@@ -20,6 +20,7 @@ from ..data.protocol import Part, Placed
 from ..recipe.recipe import Recipe
 from ..records import format_1, gallery, source
 from ..records.run import Run, State
+from .device import device_name
 from .interpolate import between
 from .log import TrainingLog
 from .step import TrainingStep
@@ -278,12 +279,11 @@ class Training:
 
     def _environment(self) -> dict[str, Any]:
         """The hardware and software of the run."""
-        device, threads = self.placed.device, torch.get_num_threads()
-        cuda = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} thread{'s' * (threads > 1)}"
+        device, processes = self.placed.device, self.world.count
+        name = device_name(device)
         return {
-            "device": f"{self.world.count} × {name}" if self.world.count > 1 else name,
-            "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
+            "device": f"{processes} × {name}" if processes > 1 else name,
+            "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
             "torch": torch.__version__,
             "snapens": __version__,
         }
