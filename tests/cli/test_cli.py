@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import working_folder
 
 from snapens import Snapshots
 from snapens.cli import main, progress
@@ -65,10 +66,7 @@ def broken(classes, channels):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with a network of one's own and an array file of 64 images in three classes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    (tmp_path / "mine.py").write_text(NETWORK)
+    working_folder.enter(tmp_path, monkeypatch, "mine", NETWORK)
     random = np.random.default_rng(0)
     x = random.integers(0, 256, (64, 8, 8), dtype=np.uint8)
     labels = np.arange(64) % 3

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import working_folder
 
 import snapens
 from snapens import Snapshots
@@ -75,10 +76,7 @@ def interrupted(classes, channels):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with networks of the user's own and an array file of 64 images in three classes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "nets_of_mine", raising=False)
-    (tmp_path / "nets_of_mine.py").write_text(NETWORK)
+    working_folder.enter(tmp_path, monkeypatch, "nets_of_mine", NETWORK)
     (tmp_path / "pid").write_text(str(os.getpid()))
     x, labels = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8), np.arange(64) % 3
     x[np.arange(64), labels] = 255  # a bright row tells the class
