@@ -13,6 +13,7 @@ from ..extras import package
 from ..lab.paper import cells as paper
 from ..lab.paper import differences, ledger
 from ..lab.paper.entry import Entry, Exit
+from .numbers import decimal, signed
 
 SEED = 0
 """The seed whose runs the sentences are about; tables show all seeds."""
@@ -204,16 +205,6 @@ def rendered(template: str, folder: Path, **values: object) -> str:
     return text
 
 
-def signed(points: float) -> str:
-    """A difference with its sign and two decimals.
-
-    Examples:
-        >>> signed(-0.444), signed(0.5), signed(-0.001)
-        ('−0.44', '+0.50', '+0.00')
-    """
-    return f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")
-
-
 def series(values: Iterable[float], decimals: int) -> str:
     """Numbers in a row; a dash if there are none.
 
@@ -243,8 +234,3 @@ def check(*conditions: bool) -> str:
             f"conditions must hold for the sentence after them, got {conditions}: rewrite this sentence of the template"
         )
     return ""
-
-
-def decimal(value: float, decimals: int) -> str:
-    """A number with a fixed number of decimals."""
-    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")

@@ -9,6 +9,7 @@ from typing import Any
 from ..lab.paper import cells as paper
 from ..lab.recipe.recipe import Recipe
 from . import formats
+from .numbers import decimal
 
 HEAD = (
     "how the epochs are used",
@@ -57,7 +58,7 @@ class Predictor:
             self.error,
             f"{found['nll']:.3f}",
             f"{100 * found['ece']:.1f}",
-            f"{found['calibrated_log_likelihood']:.3f}".replace("-", "−"),
+            decimal(found["calibrated_log_likelihood"], 3),
             f"{found['outside_auroc']:.3f}",
         ]
 
