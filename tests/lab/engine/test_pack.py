@@ -1,4 +1,4 @@
-"""The pack as a whole: devices, jobs with nothing left to do, and when it stops."""
+"""The pack as a whole: jobs with nothing left to do, and when it stops."""
 
 import shutil
 
