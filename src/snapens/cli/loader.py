@@ -39,7 +39,7 @@ class Loader:
 
     def read(self, recipes: Iterable[Recipe]) -> None:
         """Read the data sets now; later calls return them."""
-        for name in {recipe.dataset.name for recipe in recipes}:
+        for name in {recipe.dataset.name for recipe in recipes} - self._unused.keys():
             self._unused[name] = self._read(name)
 
     def with_held_out(self, recipe: Recipe, out: Path | None) -> Recipe:

@@ -107,8 +107,7 @@ def _train_on_ray(
     if plan.ray is not None and len(plan.ray) > 1:
         raise ArgumentError(f"ray must be one address or none, got {' '.join(plan.ray)}: put --ray last, or give one")
     if options.download:  # once, not on every machine
-        for recipe in {recipe.dataset.name: recipe for recipe, _ in jobs}.values():
-            load(recipe)
+        load.read(recipe for recipe, _ in jobs)
     say("connecting to Ray" if plan.ray else "starting Ray on this machine")
     with cluster.connect(plan.ray[0] if plan.ray else None) as connected, Interrupt() as interrupt:
         try:
