@@ -1,4 +1,4 @@
-"""Loader: reads the data sets of a command; and where these, and the networks of the user's own, are found."""
+"""Loader: reads the data sets of a command; and functions that locate these and the user's own networks."""
 
 import os
 import sys

@@ -80,7 +80,7 @@ class _Predictor:
         self._device = chosen_device(device)
         self._ensemble: Ensemble = run.ensemble(combination=combination, device=self._device)
         self._classes, self._preprocessing = run.data["classes"], run.preprocessing
-        self._said_size = getattr(run.preprocessing, "crop", 1.0) < 1  # photos are always cropped
+        self._size_noted = getattr(run.preprocessing, "crop", 1.0) < 1  # photos are always cropped
         cycles, members = run.recipe.method.cycles, len(run.snapshots.steps)
         if members < cycles:
             say(f"{run.path} is not finished: {members} of {cycles} snapshots exist")
@@ -91,7 +91,7 @@ class _Predictor:
 
         from ..uncertainty import predict
 
-        self._say_size(chunk)
+        self._note_size(chunk)
         if chunk.names:
             examples = torch.from_numpy(chunk.stacked()).to(self._device)
             found = predict(self._ensemble, examples)
@@ -103,12 +103,12 @@ class _Predictor:
             say(f"snapens: {name}: {reason}")
             yield {"file": name, "error": reason}
 
-    def _say_size(self, chunk: "Chunk") -> None:
+    def _note_size(self, chunk: "Chunk") -> None:
         """Print a note, once, if small images have another size than the training images."""
         side = getattr(self._preprocessing, "size", None)
         others = [k for k, size in enumerate(chunk.sizes) if size != (side, side)]
-        if others and not self._said_size:
-            self._said_size = True
+        if others and not self._size_noted:
+            self._size_noted = True
             width, height = chunk.sizes[others[0]]
             say(
                 f"images are cropped to their central square and resized to {side} × {side}, the size of the training "

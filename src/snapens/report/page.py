@@ -33,7 +33,7 @@ def write(runs: Sequence[Run], path: Path, focus: str | None = None) -> Path:
 
 
 def render(runs: Sequence[Run], focus: str | None = None) -> str:
-    """The page of some runs, the same for the same folders; names are shown as text, whatever they contain."""
+    """The page of some runs; equal folders give equal pages, and markup in names is shown as text."""
     summary = summarise(runs, focus)
     style, script, table = _resource("page.css"), _resource("page.js"), _shown_table(summary.details.exits)
     jinja = package("jinja2", "report")

@@ -47,8 +47,8 @@ def build(
     `name` is one of `NETWORKS`, `torchvision:NAME`, `timm:NAME`, or your own `module:callable`. The callable receives
     `classes` and `inputs` as keywords, and `dropout`, `stem_stride` and `pretrained` where they differ from their
     defaults. `inputs` describes an example: `{"channels": 3}` for images, or `channels=3` for short;
-    `{"features": 20}` for rows of a table. The network is built on the CPU, whatever the default device (except meta,
-    which is respected); the global random generator is left unchanged.
+    `{"features": 20}` for rows of a table. The network is built on the CPU, or on meta if that is the default
+    device; the global random generator is left unchanged.
 
     Examples:
         >>> network = build("densenet40", classes=10)

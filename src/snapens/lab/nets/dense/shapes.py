@@ -113,7 +113,7 @@ class Shape:
         return self.inputs + layer * self.growth
 
     def images_of(self, matrix: Tensor) -> Tensor:
-        """View a matrix (pixels, channels) as (images, channels, side, side), channels last, whatever its side is."""
+        """View a matrix (pixels, channels) as (images, channels, side, side), channels last; it may be pooled."""
         side = round((len(matrix) / self.images) ** 0.5)
         return matrix.view(self.images, side, side, -1).permute(0, 3, 1, 2)
 
