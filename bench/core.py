@@ -1,9 +1,9 @@
-"""What the core costs, as ratios of two things measured in one run: `make bench`.
+"""Measures the cost of the core, as ratios of two measurements in one process: `make bench`.
 
-1. step(): beside the optimizer's own step, for a network of 100 tensors (aim: under 30 µs).
-2. commit(): a snapshot of 27 million parameters against writing and syncing as many bytes (aim: 1.5 × at most).
-3. commit() in a long run: the 500th snapshot against the 10th, 100 tensors of which 90 are frozen (aim: 2 × at most).
-4. A streamed ensemble of 10: what it adds to the peak memory of the process (aim: 1.3 models at most; Linux).
+1. step(), compared with the optimizer's own step, for a network of 100 tensors (target: less than 30 µs).
+2. commit() of 27 million parameters, compared with writing and syncing as many bytes (target: at most 1.5 ×).
+3. The 500th commit() of a run, compared with the 10th; 90 of 100 tensors are frozen (target: at most 2 ×).
+4. The peak memory that a streamed ensemble of 10 adds to the process (target: at most 1.3 models; Linux).
 """
 
 import os
@@ -123,7 +123,7 @@ def bench_streaming(folder: Path, members: int = 10) -> str:
 
 
 def peak(action) -> int:
-    """Bytes of the process's largest resident set while it acts."""
+    """The peak memory of the process during the action, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     action()
     status = Path("/proc/self/status").read_text()

@@ -1,9 +1,9 @@
-"""The engine on the CPU against a minimal loop written by hand, on the same network and the same data.
+"""Compares the engine on a CPU with a minimal loop written by hand, for the same network and the same data.
 
     python bench/engine.py
 
-Both take steps in turns of 16, a hundred turns each; printed is the median ratio of a turn to the one after it.
-The loop has no log, no state and no snapshots.
+The engine and the loop take turns of 16 steps, a hundred turns each. The script prints the median ratio of a turn of
+the engine to the turn of the loop that follows it. The loop has no log, no state and no snapshots.
 """
 
 import statistics

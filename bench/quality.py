@@ -1,9 +1,9 @@
 """The quality of finished runs on images, beyond test errors: `python bench/quality.py RUN … --data DIR --out FOLDER`.
 
-One JSON file per run. Each predictor has its error, NLL, Brier score, ECE, calibrated log-likelihood and the number of
-networks per image, and the AUROC with which its entropy separates the run's test images from those of another data set
-(`--outside`). Predictors that were not fitted on the held-out images also have their error and NLL there, for choices.
-The predictors:
+The script writes one JSON file per run. For each predictor, the file contains the error, the NLL, the Brier score, the
+ECE, the calibrated log-likelihood, the number of networks per image, and the AUROC with which the entropy separates the
+run's test images from those of another data set (`--outside`). For predictors that were not fitted on the held-out
+images, it also contains the error and the NLL on these images, so that a predictor can be chosen. The predictors are:
 
 - the last snapshot, and the mean of all snapshots,
 - the combination that `combine.fit` fits on the held-out images, if the run has some, by default and without early

@@ -1,9 +1,9 @@
-"""What a snapshot of a model under FSDP2 adds to the peak memory of rank 0 (two processes, gloo, CPU, Linux):
+"""Measures what a snapshot under FSDP2 adds to the peak memory of rank 0 (two processes, gloo, CPU, Linux):
 
     torchrun --nproc-per-node 2 bench/sharded.py
 
-Eight matrices of 36 MiB, a model of 288 MiB, which is stored in a folder. Our commit gathers one tensor at a time; the
-other number is that of `get_model_state_dict(full_state_dict=True, cpu_offload=True)` alone, without writing anything.
+The model has eight matrices of 36 MiB (288 MiB in total) and is stored in a folder. Our commit gathers one tensor at a
+time. The other number is that of `get_model_state_dict(full_state_dict=True, cpu_offload=True)`, which writes nothing.
 """
 
 import tempfile

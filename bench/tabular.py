@@ -1,16 +1,17 @@
 """Snapshot ensembles on scikit-learn's own data sets, at an equal number of epochs: `python bench/tabular.py`.
 
-Per data set and split, four predictors with the same layers, epochs and batch size:
+For each data set and split, the script compares four predictors with the same layers, epochs and batch size:
 
 1. the ensemble of five snapshots,
 2. its own last snapshot,
 3. one cosine cycle over all epochs (`cycles=1`),
 4. `MLPClassifier` or `MLPRegressor` on standardised data, with scikit-learn's default rate and penalty.
 
-The table shows the ensemble's mean score over the splits, and the mean of the difference between the ensemble and
-each other predictor, with its standard error (paired by split): a negative difference is a gain. Scores are the test
-error in percent and the NLL in nats, or the root mean squared error. The splits share rows, so the standard errors hold
-for these data sets only. The defaults of the estimators were chosen on other splits (seeds from 100), for the ensemble.
+The table shows the mean score of the ensemble over the splits, and the mean of the ensemble's score minus that of each
+other predictor, with its standard error (paired by split). A negative difference means that the ensemble is better.
+Scores are the test error in percent and the NLL in nats, or the root mean squared error. The splits share rows, so the
+standard errors hold for these data sets only. The defaults of the estimators were chosen on other splits (seeds from
+100), by the score of the ensemble.
 """
 
 import argparse

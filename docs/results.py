@@ -11,7 +11,7 @@ from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.lab.paper.entry import Entry
 from snapens.report import charts, figures, formats, names, qualities, readme, style
-from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, series, span
+from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, series, signed, span
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
@@ -23,6 +23,7 @@ FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), 
 RATES = {"snapshot-0.1": "Snapshot 0.1", "snapshot-0.2": "Snapshot 0.2"}
 OTHERS = {"single": "the single model", "dropout": "Dropout", "nocycle": "NoCycle", "singlecycle": "SingleCycle"}
 RUNS = {"nocycle": "Single, NoCycle", "dropout": "Dropout", "singlecycle": "SingleCycle", **RATES}
+CHOICES = ("all but harmful early ones", "weights by NLL")  # of bench/choices.py
 Group = dict[str, Measured]
 PEAKS = """{{ peaks({
     "ResNet-110, CIFAR-100": measured("resnet110", "cifar100"),
@@ -47,7 +48,7 @@ def texts() -> dict[Path, str]:
     }
     tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
     words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
-    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **budgets()}
+    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **budgets(), **choices()}
     pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
     return {**updated, **pages}
 
@@ -152,6 +153,37 @@ def budgets() -> dict[str, object]:
     }
 
 
+def choices() -> dict[str, object]:
+    """What a template may use about members and weights that are chosen on held-out images."""
+    found = [json.loads(path.read_text()) for path in sorted((ROOT / "results/choices").glob("*.json"))]
+
+    def gain(values: dict[str, dict[str, float]], name: str, factor: int = 1, decimals: int = 3) -> str:
+        mean, error = (factor * values[f"{name}_gain"][key] for key in ("mean", "standard_error"))
+        return f"{signed(mean, decimals)} ± {error:.{decimals}f}"
+
+    rows = []
+    for run in found:
+        quality, (dropped, weighted) = qualities.Quality(run), (run["choices"][name] for name in CHOICES)
+        kept = [str(member) for member in dropped["members"]]
+        rows.append(
+            {
+                "run": f"{names.NETWORKS[quality.recipe.network.name]}, {quality.recipe.budget.epochs} epochs: "
+                f"{quality.words}",
+                "members kept after dropping": "all" if len(kept) == run["members"] else ", ".join(kept),
+                "test NLL gain of dropping": gain(dropped, "test_nll"),
+                "weights, oldest first": ", ".join(f"{weight:.2f}" for weight in weighted["weights"]),
+                "held-out NLL gain of weights": gain(weighted, "held_out_nll"),
+                "test NLL gain of weights": gain(weighted, "test_nll"),
+                "test error gain of weights, points": gain(weighted, "test_error", 100, 2),
+            }
+        )
+
+    def gains(choice: str, name: str) -> list[float]:
+        return [run["choices"][choice][f"{name}_gain"]["mean"] for run in found]
+
+    return {"chosen_table": markdown(rows), "choice_gains": gains}
+
+
 def beside_paper(change: Change) -> str:
     """A difference, and that of the paper in parentheses, if it has one."""
     return str(change) if change.published == "–" else f"{change} ({change.published})"
@@ -213,7 +245,7 @@ def one_network(folder: Path, entries: ledger.Entries) -> str:
         ),
         (f"a greedy soup of {soup['members']} snapshots", f"{epochs}", 100 * soup["test_error"], 1, "1.00 ×"),
         (f"a student of all {members} snapshots", f"{epochs} + {more}", student.last_percent[0], 1, "1.00 ×"),
-        (f"without the teacher, one cosine of {more} epochs", f"{more}", control.last_percent[0], 1, "1.00 ×"),
+        (f"trained without a teacher: one cosine of {more} epochs", f"{more}", control.last_percent[0], 1, "1.00 ×"),
     ]
     head = ["prediction", "training, epochs", "test error, %", "share of the gain, %", "networks per image", "time"]
     lines = [head, ["---", *["---:"] * 5]]
@@ -223,7 +255,8 @@ def one_network(folder: Path, entries: ledger.Entries) -> str:
     origin = (
         f"One {names.NETWORKS[network]} on {names.DATASETS[run.recipe.dataset.name]} with {found['examples']:,} "
         f"held-out images, one {found['device']}, n = 1. "
-        "The time is that of a batch of 256, relative to one model in eager mode."
+        "The time is that of a batch of 256, relative to one network in eager mode. The ensemble is timed with "
+        "`Predictor`, which would make one network faster, too; that was not measured."
     )
     return "\n".join([*map(formats.markdown_row, lines), "", origin])
 

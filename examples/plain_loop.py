@@ -1,4 +1,4 @@
-"""A plain loop with four more lines: five cycles on three spirals, and the errors of snapshots and ensemble."""
+"""A plain loop with four more lines: five cycles on three spirals; prints the errors of snapshots and ensemble."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Regression: the ensemble averages the outputs of its members; where they differ, its prediction is uncertain."""
+"""Regression: the ensemble averages the outputs of its members; where they differ, the prediction is uncertain."""
 
 import torch
 from torch import nn

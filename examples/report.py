@@ -1,4 +1,4 @@
-"""A report about a loop of your own: save the predictions of each snapshot, then run `snapens report FOLDER`."""
+"""A report about your own training loop: save the outputs of each snapshot, then run `snapens report FOLDER`."""
 
 import tempfile
 

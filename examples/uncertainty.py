@@ -1,4 +1,4 @@
-"""Uncertain predictions, out-of-distribution inputs, prediction sets, and one network with averaged weights."""
+"""Find uncertain predictions and out-of-distribution inputs, fit prediction sets, and average weights."""
 
 import torch
 from torch import nn

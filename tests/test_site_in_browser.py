@@ -46,6 +46,16 @@ def test_no_page_is_wider_than_the_window(browser, pages, width):
         assert browser.evaluate("document.documentElement.scrollWidth") <= width, page.parent.name
 
 
+def test_a_flag_is_not_broken_after_its_hyphens(browser, pages):
+    (page,) = (page for page in pages if page.parent.name == "recipes")
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+    browser.open(page)
+    lines = "[...document.querySelectorAll('code.short')].map((e) => [e.textContent, e.getClientRects().length])"
+    found = dict(browser.evaluate(lines))
+    assert found["--weight-decay"] == 1
+    assert set(found.values()) == {1}
+
+
 @pytest.mark.parametrize("mode", ["light", "dark"])
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.stem)
 def test_a_picture_can_be_read_in_both_modes(browser, picture, mode):

@@ -28,7 +28,7 @@ Folder = Annotated[Path, Positional, arg("RUN", "(required)")]
 
 @dataclass(frozen=True)
 class Combine:
-    """Fit a combination of the members on held-out examples: combination.json."""
+    """Fit a combination of the members on held-out examples (combination.json)."""
 
     run: Folder
     """A run folder with outputs for held-out examples."""

@@ -12,11 +12,11 @@ def decimal(value: float, decimals: int) -> str:
     return f"{round(float(value), decimals) + 0.0:.{decimals}f}".replace("-", "−")
 
 
-def signed(points: float) -> str:
-    """A difference with its sign and two decimals.
+def signed(difference: float, decimals: int = 2) -> str:
+    """A difference with its sign.
 
     Examples:
         >>> signed(-0.444), signed(0.5), signed(-0.001)
         ('−0.44', '+0.50', '+0.00')
     """
-    return f"{round(float(points), 2) + 0.0:+.2f}".replace("-", "−")
+    return f"{round(float(difference), decimals) + 0.0:+.{decimals}f}".replace("-", "−")
