@@ -29,6 +29,7 @@ from snapens.lab import data as datasets
 from snapens.lab.data.images import Images
 from snapens.lab.data.placed import PlacedImages
 from snapens.lab.engine.feed import Feed
+from snapens.lab.engine.network import precision
 from snapens.lab.paper import cells
 from snapens.lab.records.run import Run
 from snapens.outputs import Outputs
@@ -103,7 +104,7 @@ class Measured:
         set_tensors(network, state)
         if statistics:
             sample = Feed(self.placed, self._transforms, self.recipe.seed, self.recipe.budget.batch)
-            with estimated_statistics(network), self._precision():
+            with estimated_statistics(network), precision(self.device):
                 for inputs in sample.sample(ESTIMATION_IMAGES):
                     network(inputs)
         snapshots.commit(1, network.state_dict())
@@ -115,7 +116,7 @@ class Measured:
     def _outputs(self, ensemble: Ensemble, part: Images | None) -> Outputs | None:
         if part is None:
             return None
-        with self._precision():
+        with precision(self.device):
             inputs = list(self.placed.batches(part))
             labels = torch.from_numpy(part.labels).split([len(batch) for batch in inputs])
             return ensemble.outputs(list(zip(inputs, labels, strict=True)))
@@ -130,9 +131,6 @@ class Measured:
     def _transforms(self) -> tuple:
         chosen = self.recipe.transforms
         return self.placed.data.transforms if chosen is None else chosen
-
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
 
 def main() -> None:

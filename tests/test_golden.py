@@ -19,7 +19,7 @@ from snapens import CyclicCosine, Ensemble, SnapshotEnsembler, Snapshots
 from snapens.errors import DamagedError, StoreError
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.paper import ledger
-from snapens.lab.records import gallery
+from snapens.lab.records import format_1, gallery
 from snapens.lab.records.run import Run
 from snapens.outputs import Outputs
 from snapens.storage import durable
@@ -170,5 +170,5 @@ def test_outputs_of_format_1_are_kept_if_they_could_not_be_rewritten(tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(durable, "publish", full)
         with pytest.raises(StoreError, match="no space left"):
-            run.adopt_outputs(["test"])
+            format_1.adopt_outputs(run, ["test"])
     assert np.array_equal(run.outputs().log_probabilities, Run(FORMAT_1 / "interrupted").outputs().log_probabilities)

@@ -4,15 +4,14 @@ import shutil
 import sys
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import working_folder
 
 from snapens import Snapshots
-from snapens.cli import main, progress
-from snapens.cli import training as training_commands
+from snapens.cli import main
 from snapens.lab import data
 from snapens.lab.data import glyphs
 from snapens.lab.engine import pack as engine
@@ -65,10 +64,7 @@ def broken(classes, channels):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with a network of one's own and an array file of 64 images in three classes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    (tmp_path / "mine.py").write_text(NETWORK)
+    working_folder.enter(tmp_path, monkeypatch, "mine", NETWORK)
     random = np.random.default_rng(0)
     x = random.integers(0, 256, (64, 8, 8), dtype=np.uint8)
     labels = np.arange(64) % 3
@@ -321,90 +317,6 @@ def test_tensorboard_reads_what_was_logged(folder):
     logged = [line["loss"] for line in Run("run").log() if line["event"] == "trained"]
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(logged)
     assert [event.step for event in events.Scalars("test_error")] == [18, 36]
-
-
-def running(**changes):
-    """A run after 50 of 100 steps of 8 images, two steps per second."""
-    values = {
-        "run": SimpleNamespace(path=SimpleNamespace(name="a-run")),
-        "recipe": SimpleNamespace(budget=SimpleNamespace(epochs=10, batch=8), network=SimpleNamespace(name="vast")),
-        "total_steps": 100,
-        "completed": 50,
-        "epoch": 5.0,
-        "lr": 0.05,
-        "log": SimpleNamespace(loss=1.25, images_per_second=16.0),
-        "seconds_left": 25.0,
-        "rehearsal_seconds": 2.0,
-        "finished": False,
-        "failure": None,
-    }
-    return SimpleNamespace(**values | changes)
-
-
-NOTHING = SimpleNamespace(loss=None, images_per_second=None)
-BEGUN = {"completed": 0, "epoch": 0.0, "log": NOTHING, "seconds_left": None}
-
-
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({}, "epoch 5.0 / 10, lr 0.0500, loss 1.250, 16 images/s, 0:25 left"),
-        # two of 100 steps took 40 seconds: 98 more take 1,960
-        (
-            {**BEGUN, "completed": 2, "epoch": 0.2, "seconds_left": 1960.0},
-            "epoch 0.2 / 10, lr 0.0500, loss –, 0.4 images/s, 32:40 left",
-        ),
-        # not one step yet: the rehearsed one took two seconds
-        (BEGUN, "epoch 0.0 / 10, lr 0.0500, loss –, 4.0 images/s, 3:20 left"),
-        ({**BEGUN, "rehearsal_seconds": None}, "epoch 0.0 / 10, lr 0.0500, loss –, – images/s, – left"),
-    ],
-)
-def test_bars_and_lines_show_an_estimate_from_the_beginning(monkeypatch, capsys, changes, shown):
-    training = running(**changes)
-    bars = progress.Bars([training])
-    text = ", ".join(str(column(bars._progress.tasks[0])) for column in bars._progress.columns[2:])
-    bars.close()
-    assert text == shown
-    clock = [1000.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    lines = progress.Lines([training])
-    capsys.readouterr()
-    written = []
-    for seconds in (1, 1, 1, 14, 1):  # the first line after two seconds, the next 15 seconds later
-        clock[0] += seconds
-        lines(training)
-        written.append(capsys.readouterr().err)
-    assert written == ["", f"a-run: {shown}\n", "", f"a-run: {shown}\n", ""]
-
-
-@pytest.mark.parametrize(
-    ("changes", "hours"),
-    [
-        ({}, None),  # 50 steps of two seconds
-        ({"total_steps": 3_650}, "2 hours (2.0"),
-        ({"total_steps": 36_050, "rehearsal_seconds": 30.0}, "300 hours (30.0"),
-        ({"total_steps": 36_050_000, "rehearsal_seconds": 0.4}, None),  # too short to tell
-        ({"total_steps": 36_050_000, "rehearsal_seconds": None}, None),  # a GPU
-    ],
-)
-def test_hours_on_a_cpu_are_announced_with_a_smaller_option(capsys, changes, hours):
-    training_commands._warn_of_hours([running(**changes)])
-    found = capsys.readouterr().err
-    if hours is None:
-        assert found == ""
-    else:
-        assert found == (
-            f"snapens: training vast on this CPU will take about {hours} seconds per step): "
-            "use a GPU, fewer --epochs, or --network small\n"
-        )
-
-
-def test_a_download_shows_its_bytes():
-    with progress.Download("cifar10") as bar:
-        bar(0, 100)
-        bar(60, 100)
-        task = bar._progress.tasks[0]
-    assert (task.completed, task.total, task.description) == (60, 100, "downloading cifar10")
 
 
 def test_the_demo_compares_and_is_shown_again_without_training(tmp_path, monkeypatch, capsys):

@@ -1,12 +1,12 @@
 """`snapens distill`, on tiny data and networks of the user's own."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import working_folder
 
 from snapens.cli import main
 from snapens.cli.distillation import Distill
@@ -39,10 +39,7 @@ def interrupted(classes, channels):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with networks, an array file of 48 training images, and a finished run with two snapshots."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "pupil", raising=False)
-    (tmp_path / "pupil.py").write_text(NETWORK)
+    working_folder.enter(tmp_path, monkeypatch, "pupil", NETWORK)
     x, labels = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8), np.arange(64) % 3
     np.savez(tmp_path / "tiny.npz", x_train=x[:48], y_train=labels[:48], x_test=x[48:], y_test=labels[48:])
     flags = "--network pupil:plain --dataset arrays --data tiny.npz --epochs 6 --cycles 2 --batch 8 --held-out 6"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import working_folder
 
 import snapens
 from snapens.cli import main
@@ -47,10 +48,7 @@ def twice(classes, channels): return network(classes, channels, 4, signal.SIGINT
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with networks that send signals, and an array file of 48 images in three classes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "signals", raising=False)
-    (tmp_path / "signals.py").write_text(NETWORK)
+    working_folder.enter(tmp_path, monkeypatch, "signals", NETWORK)
     x = np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "tiny.npz", x_train=x, y_train=np.arange(48) % 3, x_test=x, y_test=np.arange(48) % 3)
     return tmp_path

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import working_folder
 
 import snapens
 from snapens import Snapshots
@@ -75,10 +76,7 @@ def interrupted(classes, channels):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with networks of the user's own and an array file of 64 images in three classes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "nets_of_mine", raising=False)
-    (tmp_path / "nets_of_mine.py").write_text(NETWORK)
+    working_folder.enter(tmp_path, monkeypatch, "nets_of_mine", NETWORK)
     (tmp_path / "pid").write_text(str(os.getpid()))
     x, labels = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8), np.arange(64) % 3
     x[np.arange(64), labels] = 255  # a bright row tells the class
@@ -187,7 +185,19 @@ def test_a_run_that_fails_does_not_stop_the_others(folder, capsys):
     assert "lr 0.1" in out  # the settings that differ in the plan, though one run is finished
     assert "1 of 4 runs are finished" in out
     assert f"{of(lr=1e30)} failed: loss must be finite" in err
-    assert f"snapens: {of(lr=0.1, batch=49).name} failed: batch must be at most the 48 training examples" in err
+    assert f"snapens: {of(lr=1e30, batch=49).name} failed: batch must be at most the 48 training examples" in err
+    assert f"as {of(lr=1e30, batch=49).name}: {of(lr=0.1, batch=49).name}\n" in err
+
+
+def test_an_error_that_several_runs_share_is_printed_once_with_their_number(folder, capsys):
+    assert sweep("--batch", "49", "--seed", "0", "1", "2", "3") == 1
+    err = capsys.readouterr().err
+    names = [of(batch=49, seed=seed).name for seed in range(4)]
+    assert f"snapens: {names[0]} failed: batch must be at most the 48 training examples" in err
+    assert err.count("batch must be") == 1
+    assert f"snapens: 3 more runs failed with the same error as {names[0]}: {', '.join(names[1:])}\n" in err
+    assert sweep("--lr", "1e30", "--seed", "4", "5") == 1
+    assert capsys.readouterr().err.count("loss must be finite") == 1
 
 
 def test_a_tenth_of_the_users_own_data_is_held_out_as_in_train(folder, capsys):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch.distributed as dist
+import working_folder
 
 import snapens
 from snapens.cli import main
@@ -58,10 +59,7 @@ TRAIN = f"train --network signalling:plain {FLAGS}"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "signalling", raising=False)
-    (tmp_path / "signalling.py").write_text(NETWORK)
+    working_folder.enter(tmp_path, monkeypatch, "signalling", NETWORK)
     x = np.random.default_rng(0).integers(0, 256, (53, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "tiny.npz", x_train=x, y_train=np.arange(53) % 3, x_test=x, y_test=np.arange(53) % 3)
     return tmp_path

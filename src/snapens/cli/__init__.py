@@ -91,7 +91,8 @@ class Train:
         """Train, then print the errors of the snapshots and of their ensembles."""
         from ..lab.records.run import Run
         from . import tables
-        from .training import Loader, show_report, train
+        from .loader import Loader
+        from .training import show_report, train
 
         recipe, load = self.settings.recipe(), Loader(self.training)
         world = processes.world()

@@ -45,7 +45,8 @@ class Distill:
         from ..lab.engine.teacher import teacher_of
         from ..lab.records.run import Run
         from . import tables
-        from .training import import_from_here, show_report, train
+        from .loader import import_from_here
+        from .training import show_report, train
 
         run = Run(self.run)
         teacher = processes.world().agree(lambda: teacher_of(self.run, combination_of(run, self.last)))

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from tyro.conf import Positional
 
 from ..errors import ArgumentError
+from .messages import say
 from .options import Flag, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
@@ -155,10 +156,10 @@ def combination_of(run: "Run", last: int | None) -> "Combination | None":
     path = run.path / "combination.json"
     if last is not None:
         if durable.exists(path):
-            sys.stderr.write(f"{path} is not used, because --last {last} was given\n")
+            say(f"{path} is not used, because --last {last} was given")
         return Combination.last(last)
     if (found := Combination.find(run.path)) is not None:
-        sys.stderr.write(f"using {path}: {in_words(found, len(run.snapshots.steps))}\n")
+        say(f"using {path}: {in_words(found, len(run.snapshots.steps))}")
     return found
 
 

@@ -41,7 +41,7 @@ class Export:
         """Write the file and its card, and print their paths."""
         from .. import export
         from ..lab.records.run import Run
-        from .training import import_from_here
+        from .loader import import_from_here
 
         run = Run(self.run)
         import_from_here([run.recipe.network.name])

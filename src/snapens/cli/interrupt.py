@@ -24,7 +24,7 @@ class Interrupt:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self.number = 0
-        """Of the first signal; 0 before it."""
+        """The number of the first signal; 0 before it."""
         self._finishes_step = False
 
     def __call__(self) -> bool:
@@ -51,7 +51,7 @@ class Interrupt:
 
     @contextmanager
     def finish_step(self) -> Iterator[None]:
-        """Inside, a signal does not raise KeyboardInterrupt: the caller stops after the step and saves its state."""
+        """A context in which a signal only sets `number`: the caller stops after the step and saves its state."""
         self._finishes_step = True
         try:
             yield

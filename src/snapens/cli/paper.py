@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 from ..lab.paper import cells as paper
 from ..lab.recipe.value import unknown
 from . import processes
+from .messages import say
 from .options import Flag, Place, PlanOptions, Runs, TrainingOptions, arg
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class PaperRecord:
         for run in runs:  # printed one by one: entries that were written before an error stay
             sys.stdout.write(f"{ledger.record(run, self.ledger, self.commit, overwrite=self.overwrite)}\n")
             if ledger.is_of_commit(run, self.commit) is None:
-                sys.stderr.write(f"{run.path}: commit not verified: the log of the run or git does not have it\n")
+                say(f"{run.path}: commit not verified: the log of the run or git does not have it")
         for path in ledger.record_together(runs, self.ledger, overwrite=self.overwrite):
             sys.stdout.write(f"{path}\n")
         sys.stdout.write(f"{differences.record(runs, self.ledger, overwrite=self.overwrite)}\n")
@@ -177,7 +178,7 @@ class PaperFigure:
         known = figures.measured_networks(self.name, entries)
         if network and known and network not in known:
             choices = " or ".join(f"--network {name}" for name in known)
-            sys.stderr.write(f"nothing is measured for {network}, which figure {self.name} shows: use {choices}\n")
+            say(f"nothing is measured for {network}, which figure {self.name} shows: use {choices}")
         return 0
 
 
@@ -197,7 +198,7 @@ def _entries(folder: Path) -> "Entries":
     if not folder.is_dir() and (folder != LEDGER or folder.exists()):
         raise ArgumentError(f"ledger must be a folder, got {folder}: check the path")
     if not folder.exists():
-        sys.stderr.write(f"there is no ledger in {folder}/: the ledger of snapens is in its repository\n")
+        say(f"there is no ledger in {folder}/: the ledger of snapens is in its repository")
     return ledger.entries(folder)
 
 

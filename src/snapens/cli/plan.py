@@ -6,17 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, ProcessError, SnapensError, StoreError, shortened
+from ..errors import ArgumentError, ProcessError, SnapensError, StoreError
 from . import processes
 from .interrupt import Interrupt
+from .loader import Jobs, Loader, data_root, import_from_here, require_outside_images
+from .messages import Failures, counted, say
 from .options import PlanOptions, TrainingOptions
-from .training import Jobs, Loader, data_root, import_from_here, require_outside_images, train
+from .training import AGAIN, train, unfinished
 
 if TYPE_CHECKING:
     from ..lab.engine.cluster import Cluster
 
 _LARGEST_PACK = {"cuda": 8, "cpu": 1}
-_AGAIN = "the same command with --resume"
 
 
 def train_plan(
@@ -26,31 +27,27 @@ def train_plan(
 
     A pack that fails does not stop the others. Runs that were interrupted continue if `options.resume` is set.
     """
-    from ..lab.engine import pack
-
     world = processes.world()
     if plan.ray is not None and world.count > 1:
         raise ArgumentError("ray must not be given under torchrun, which starts the processes: remove --ray")
     world.first(lambda: check(jobs, options))
     world.first(lambda: _require_resume(jobs, options))
-    unfinished = world.first(lambda: pack.unfinished(jobs, curves=curves))
-    left = [job for job in jobs if job in unfinished]
-    for _, path in jobs:
-        if all(path != other for _, other in left):
-            _say(f"{path} is already finished")
+    left = unfinished(jobs, curves)
     if not left:
         return 0
     options, load = replace(options, resume=True), load or Loader(options, keep=True)
-    if plan.ray is not None:
-        return _train_on_ray(left, options, plan, load, curves)
-    return _train_here(packs_here(left, options, plan), options, load, curves)
+    with Failures() as failures:
+        if plan.ray is not None:
+            return _train_on_ray(left, options, plan, load, curves, failures)
+        return _train_here(packs_here(left, options, plan), options, load, curves, failures)
 
 
 def packs_here(jobs: Jobs, options: TrainingOptions, plan: PlanOptions) -> Sequence[Jobs]:
     """The packs in which the runs are trained in this process, one after the other."""
-    from ..lab.engine import pack
+    from ..lab.engine.device import chosen_device
+    from ..lab.engine.pack import packs
 
-    return pack.packs(jobs, _largest(plan, pack.chosen_device(options.device).type))
+    return packs(jobs, _largest(plan, chosen_device(options.device).type))
 
 
 def states(jobs: Jobs) -> dict[str, list[Path]]:
@@ -82,19 +79,19 @@ def _require_resume(jobs: Jobs, options: TrainingOptions) -> None:
         raise StoreError(f"interrupted runs must be continued with --resume, got {begun[0]}: add it, or change --out")
 
 
-def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, curves: bool) -> int:
+def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, curves: bool, failures: Failures) -> int:
     worst = 0
     for number, jobs in enumerate(packs, 1):
         if len(packs) > 1:
-            _say(f"pack {number} of {len(packs)}")
+            say(f"pack {number} of {len(packs)}")
         try:
-            status = train(jobs, options, load, curves=curves, again=_AGAIN)
+            status = train(jobs, options, load, curves=curves, failures=failures)
         except ProcessError:
             raise
         except SnapensError as error:
             if len(packs) == 1:
                 raise
-            _say(f"snapens: {_names([path for _, path in jobs])} failed: {error}")
+            failures.add(str(error), *(path.name for _, path in jobs))
             status = 1
         if status > 1:
             return status
@@ -102,25 +99,32 @@ def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, c
     return worst
 
 
-def _train_on_ray(jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load: Loader, curves: bool) -> int:
+def _train_on_ray(
+    jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load: Loader, curves: bool, failures: Failures
+) -> int:
     from ..lab.engine import cluster
 
     if plan.ray is not None and len(plan.ray) > 1:
         raise ArgumentError(f"ray must be one address or none, got {' '.join(plan.ray)}: put --ray last, or give one")
     if options.download:  # once, not on every machine
-        for recipe in {recipe.dataset.name: recipe for recipe, _ in jobs}.values():
-            load(recipe)
-    _say("connecting to Ray" if plan.ray else "starting Ray on this machine")
+        load.read(recipe for recipe, _ in jobs)
+    say("connecting to Ray" if plan.ray else "starting Ray on this machine")
     with cluster.connect(plan.ray[0] if plan.ray else None) as connected, Interrupt() as interrupt:
         try:
-            return _follow(connected, jobs, options, plan, curves, interrupt)
+            return _follow(connected, jobs, options, plan, curves, failures, interrupt)
         except KeyboardInterrupt:
-            _say(f"snapens: interrupted; {_AGAIN} continues the training")
+            say(f"snapens: interrupted; {AGAIN} continues the training")
             return 128 + interrupt.number
 
 
 def _follow(
-    connected: "Cluster", jobs: Jobs, options: TrainingOptions, plan: PlanOptions, curves: bool, interrupt: Interrupt
+    connected: "Cluster",
+    jobs: Jobs,
+    options: TrainingOptions,
+    plan: PlanOptions,
+    curves: bool,
+    failures: Failures,
+    interrupt: Interrupt,
 ) -> int:
     """Train with Ray, and show the progress that is written to the run folders."""
     from ..lab.engine import pack
@@ -135,7 +139,7 @@ def _follow(
     root, here = data_root(options.data), Path.cwd()
     data = None if root is None else root.expanduser().resolve()
     work = Work(device, threads, data, here if str(here) in sys.path else None, curves)
-    _say(
+    say(
         f"training {counted(jobs, 'run')} in {counted(packs, 'pack')}; Ray can train {counted(range(tasks), 'pack')} "
         f"at a time, each on a {device.upper()}"
     )
@@ -145,10 +149,10 @@ def _follow(
         interrupt.finish_step(),
         display(list(running.values()), TensorBoard() if options.tensorboard else None) as watch,
     ):
-        for failures in connected.train(packs, work, interrupt):
-            for path, reason in failures.items():
+        for found in connected.train(packs, work, interrupt):
+            for path, reason in found.items():
                 failed, running[path].failure = True, reason
-                _say(f"snapens: {path.name} failed: {reason}")
+                failures.add(reason, path.name)
             for path, run in list(running.items()):
                 if run.refresh() or run.failure:
                     watch(run)
@@ -160,16 +164,3 @@ def _follow(
 def _largest(plan: PlanOptions, device: str) -> int:
     """The largest number of runs in a pack."""
     return _LARGEST_PACK[device] if plan.pack is None else plan.pack
-
-
-def counted(items: Sequence[object], noun: str) -> str:
-    """The number of items with its noun, such as "2 runs"."""
-    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
-
-
-def _names(paths: Sequence[Path]) -> str:
-    return shortened([path.name for path in paths], limit=3)
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"{message}\n")

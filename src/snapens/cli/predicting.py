@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from ..errors import ArgumentError
 from .evaluation import Folder, combination_of
+from .messages import say
 from .options import arg
 
 if TYPE_CHECKING:
@@ -72,17 +73,17 @@ class _Predictor:
     """The rows of the output for some examples; messages go to the terminal."""
 
     def __init__(self, run: "Run", combination: "Combination | None", device: str) -> None:
-        from ..lab.engine.pack import chosen_device
-        from .training import import_from_here
+        from ..lab.engine.device import chosen_device
+        from .loader import import_from_here
 
         import_from_here([run.recipe.network.name])
         self._device = chosen_device(device)
         self._ensemble: Ensemble = run.ensemble(combination=combination, device=self._device)
         self._classes, self._preprocessing = run.data["classes"], run.preprocessing
-        self._said_size = getattr(run.preprocessing, "crop", 1.0) < 1  # photos are always cropped
+        self._size_noted = getattr(run.preprocessing, "crop", 1.0) < 1  # photos are always cropped
         cycles, members = run.recipe.method.cycles, len(run.snapshots.steps)
         if members < cycles:
-            _say(f"{run.path} is not finished: {members} of {cycles} snapshots exist")
+            say(f"{run.path} is not finished: {members} of {cycles} snapshots exist")
 
     def __call__(self, chunk: "Chunk") -> Iterator[Row]:
         """A row per example that was predicted, then one per example that cannot be used."""
@@ -90,7 +91,7 @@ class _Predictor:
 
         from ..uncertainty import predict
 
-        self._say_size(chunk)
+        self._note_size(chunk)
         if chunk.names:
             examples = torch.from_numpy(chunk.stacked()).to(self._device)
             found = predict(self._ensemble, examples)
@@ -99,17 +100,17 @@ class _Predictor:
             for values in zip(chunk.names, names, *(column.tolist() for column in numbers), strict=True):
                 yield dict(zip(_COLUMNS, values, strict=True))
         for name, reason in chunk.failed.items():
-            _say(f"snapens: {name}: {reason}")
+            say(f"snapens: {name}: {reason}")
             yield {"file": name, "error": reason}
 
-    def _say_size(self, chunk: "Chunk") -> None:
+    def _note_size(self, chunk: "Chunk") -> None:
         """Print a note, once, if small images have another size than the training images."""
         side = getattr(self._preprocessing, "size", None)
         others = [k for k, size in enumerate(chunk.sizes) if size != (side, side)]
-        if others and not self._said_size:
-            self._said_size = True
+        if others and not self._size_noted:
+            self._size_noted = True
             width, height = chunk.sizes[others[0]]
-            _say(
+            say(
                 f"images are cropped to their central square and resized to {side} × {side}, the size of the training "
                 f"images; {chunk.names[others[0]]} has {width} × {height} pixels"
             )
@@ -177,7 +178,3 @@ def _printable(text: str) -> str:
 
 def _put(text: str) -> None:
     sys.stdout.write(text.encode("utf-8", "replace").decode())  # a name may contain bytes that are not UTF-8
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"{message}\n")

@@ -25,7 +25,7 @@ _BAR_SECONDS, _FIRST_LINE_SECONDS, _LINE_SECONDS = 0.2, 2.0, 15.0
 
 @contextmanager
 def display(trainings: Sequence["Shown"], tensorboard: "TensorBoard | None") -> Iterator[Callable[["Shown"], object]]:
-    """Show a pack while it trains; the result is called with a run that has advanced."""
+    """Show the progress of a pack; the context returns a function to call with each run that has advanced."""
     shown = Bars(trainings) if sys.stderr.isatty() else Lines(trainings)
     parts = [shown, tensorboard] if tensorboard else [shown]
     try:
@@ -83,7 +83,7 @@ class Bars:
 
 
 class Lines:
-    """A line per run now and then, for log files: the first one after the first steps, the last one at the end."""
+    """A line per run every 15 seconds, for log files: the first one after 2 seconds, the last one at the end."""
 
     def __init__(self, trainings: Sequence["Shown"]) -> None:
         self._due = dict.fromkeys(map(id, trainings), time.monotonic() + _FIRST_LINE_SECONDS)
@@ -102,7 +102,7 @@ class Lines:
         )
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing, because all lines are written."""
 
 
 class TensorBoard:
@@ -162,7 +162,7 @@ class Download:
 
 
 class Counting:
-    """Shows how many of some files or rows are done: a bar on a terminal, otherwise a line now and then."""
+    """Shows how many files or rows are done: a bar on a terminal, otherwise a line every 15 seconds."""
 
     def __init__(self, noun: str, total: int | None, *, bar: bool) -> None:
         self._noun, self._total, self._done = noun, total, 0
@@ -190,7 +190,7 @@ class Counting:
 
 
 def _fields(training: "Shown") -> dict[str, Any]:
-    """What a bar or a line shows; before the first step, speed and time left are those of the rehearsed step."""
+    """The values of a bar or a line; before the first step, speed and time left are those of the rehearsed step."""
     steps, left = training.total_steps - training.completed, training.seconds_left
     speed = training.log.images_per_second
     if left is None and training.rehearsal_seconds is not None:
@@ -207,7 +207,7 @@ def _fields(training: "Shown") -> dict[str, Any]:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """The names without the words that all begin with; the end of a long name is kept, which has the seed.
+    """The names without their common first words; of a long name only the end is kept, which has the seed.
 
     Examples:
         >>> _labels(["small-glyphs-single-seed0", "small-glyphs-snapshot-seed0"])

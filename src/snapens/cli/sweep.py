@@ -13,12 +13,13 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Recipe, Settings
 from ..lab.recipe.variations import variations
 from . import processes
+from .messages import counted
 from .options import Flag, PlanOptions, Preset, TrainingOptions, arg
 from .preset import values_of_preset
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from ..lab.recipe.recipe import Dataset
-    from .training import Jobs, Loader
+    from .loader import Jobs, Loader
 
 _LISTS = {  # settings that are lists themselves: one value is a comma-separated list
     "transforms": "Transforms of training images after cropping. A value is a comma-separated list, such as "
@@ -73,8 +74,8 @@ class Sweep:
     def __call__(self) -> int:
         """Train the runs, then print their errors and the next commands."""
         from . import tables
+        from .loader import Loader
         from .plan import states, train_plan
-        from .training import Loader
 
         values = {name: given for name, given in vars(self.settings).items() if given is not _ABSENT}
         for name in (name for name, given in values.items() if not given):
@@ -103,7 +104,7 @@ class Sweep:
 
     def _list(self, jobs: "Jobs") -> None:
         """Print the runs by state, and the number of runs left to train."""
-        from .plan import check, counted, packs_here, states
+        from .plan import check, packs_here, states
 
         check(jobs, self.training)
         found = states(jobs)

@@ -76,10 +76,9 @@ def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[fl
     """Cells of the paper: the published error, our errors (one per repetition) in percent, and the time of a run."""
     table = Table(Column("cell", no_wrap=True), "where", "paper, %", "ours, %", "n", "time", box=None, pad_edge=False)
     for cell in chosen:
-        published = "–" if cell.published_percent is None else f"{cell.published_percent:.2f}{'*' * cell.starred}"
         found = measured(cell)
         ours = " ".join(f"{percent:.2f}" for percent in found) or "–"
-        table.add_row(cell.name, cell.where, published, ours, str(len(found) or "–"), _cost(cell))
+        table.add_row(cell.name, cell.where, cell.published, ours, str(len(found) or "–"), _cost(cell))
     whole = Console(width=1000).measure(table).maximum  # never cut off: users copy the names
     console = Console(width=max(Console().width, whole))
     console.print(table)

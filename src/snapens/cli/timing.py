@@ -1,8 +1,8 @@
 """`snapens bench`: measure training and prediction."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from tyro.conf import Positional, subcommand
@@ -12,11 +12,8 @@ from ..lab.recipe import Settings
 from ..storage import jsonfile
 from .evaluation import in_words
 from .interrupt import Interrupt
+from .loader import data_root, import_from_here
 from .options import Flag, Place, arg
-from .training import data_root, import_from_here
-
-if TYPE_CHECKING:
-    import torch
 
 Networks = Annotated[tuple[str, ...], Positional, arg("[NETWORK ...]", "(default: resnet110 wrn32 densenet40)")]
 _NETWORKS = ("resnet110", "wrn32", "densenet40")
@@ -47,7 +44,31 @@ class BenchTrain:
 
     def __call__(self) -> int:
         """Print images per second, and the ratio to the plain loop, after each measurement."""
-        bench_train(self)
+        import torch
+
+        from ..lab.engine.bench import compare
+        from ..lab.engine.device import chosen_device, device_name
+
+        device, root = chosen_device(self.device), data_root(self.data)
+        import_from_here(self.networks)
+        about = {"device": device_name(device), "torch": torch.__version__, "batch": self.batch}
+        found: dict[str, dict[str, float | None]] = {}
+        console = Console(highlight=False)
+        setting = f"batch {self.batch}, {self.dataset}; training images/s"
+        console.print(f"{about['device']}, torch {torch.__version__}, {setting}")
+        common = Settings(dataset=self.dataset, batch=self.batch, epochs=200, cycles=1)
+        recipes = [replace(common, network=network).recipe() for network in self.networks]
+        with Interrupt():
+            for recipe in recipes:
+                name = recipe.network.name
+                speeds = found.setdefault(name, {})
+                measured = compare(recipe, root, device.type, self.pack, self.seconds, loops=not self.engine_only)
+                for what, speed in measured:
+                    speeds[what] = speed
+                    plain = next(iter(speeds.values()))
+                    shown = "–" if speed is None or plain is None else f"{speed:10,.0f} {speed / plain:6.1f} ×"
+                    console.print(f"{name:12} {what:44} {shown}")
+                    _write(self.out, {**about, "images_per_second": found})
         return 0
 
 
@@ -82,8 +103,44 @@ class BenchPredict:
             raise ArgumentError(
                 f"batches and members must be at least 1, got {self.batches} and {self.members}: give larger numbers"
             )
-        bench_predict(self)
+        self._measure()
         return 0
+
+    def _measure(self) -> None:
+        """Print a line per measurement, and write the numbers so far to `out`."""
+        import torch
+
+        from ..lab.engine import speed
+        from ..lab.engine.device import chosen_device, device_name
+        from ..lab.records.run import Run
+
+        device, run = chosen_device(self.device), None if self.run is None else Run(self.run)
+        import_from_here(self.networks if run is None else [run.recipe.network.name])
+        console = Console(highlight=False)
+        console.print(f"{device_name(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
+        found: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__, "networks": {}}
+        one = 0.0
+        with Interrupt():
+            for name in self.networks if run is None else (run.path.resolve().name,):
+                if run is None:
+                    subject = speed.of_network(name, self.members, self.batches, device)
+                else:
+                    subject = speed.of_run(run.path, self.data, self.threshold, self.batches, device)
+                threshold = subject.ensemble.combination.exit_threshold
+                numbers: dict[str, Any] = {"exit_threshold": threshold, "qualities": {}, "timings": []}
+                found["networks"][name] = numbers
+                if run is not None:
+                    console.print(in_words(subject.ensemble.combination, len(run.snapshots.steps)), soft_wrap=True)
+                for what, quality in subject.qualities():
+                    numbers["qualities"][what] = asdict(quality)
+                    console.print(f"{name}, {what}: {quality}")
+                for batch in self.batches:
+                    for timing in subject.timings(batch, self.seconds):
+                        one = timing.median_ms if timing.what == speed.ONE else one
+                        ratio = timing.median_ms / one
+                        numbers["timings"].append({**asdict(timing), "ratio": ratio})
+                        console.print(f"{name:12} {batch:5}  {timing.what:28} {timing.median_ms:10.3f} {ratio:7.2f} ×")
+                    _write(self.out, found)
 
 
 @dataclass(frozen=True)
@@ -95,83 +152,6 @@ class Bench:
     def __call__(self) -> int:
         """Run the subcommand."""
         return self.command()
-
-
-def bench_predict(options: BenchPredict) -> None:
-    """Print a line per measurement, with its ratio to one model, and write the numbers so far to `options.out`."""
-    import torch
-
-    from ..lab.engine import speed
-    from ..lab.engine.pack import chosen_device
-    from ..lab.records.run import Run
-
-    device, run = chosen_device(options.device), None if options.run is None else Run(options.run)
-    import_from_here(options.networks if run is None else [run.recipe.network.name])
-    console = Console(highlight=False)
-    console.print(f"{_named(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
-    found: dict[str, Any] = {"device": _named(device), "torch": torch.__version__, "networks": {}}
-    one = 0.0
-    with Interrupt():
-        for name in options.networks if run is None else (run.path.resolve().name,):
-            if run is None:
-                subject = speed.of_network(name, options.members, options.batches, device)
-            else:
-                subject = speed.of_run(run.path, options.data, options.threshold, options.batches, device)
-            threshold = subject.ensemble.combination.exit_threshold
-            numbers: dict[str, Any] = {"exit_threshold": threshold, "qualities": {}, "timings": []}
-            found["networks"][name] = numbers
-            if run is not None:
-                console.print(in_words(subject.ensemble.combination, len(run.snapshots.steps)), soft_wrap=True)
-            for what, quality in subject.qualities():
-                numbers["qualities"][what] = asdict(quality)
-                console.print(f"{name}, {what}: {quality}")
-            for batch in options.batches:
-                for timing in subject.timings(batch, options.seconds):
-                    one = timing.median_ms if timing.what == speed.ONE else one
-                    ratio = timing.median_ms / one
-                    numbers["timings"].append({**asdict(timing), "ratio": ratio})
-                    console.print(f"{name:12} {batch:5}  {timing.what:28} {timing.median_ms:10.3f} {ratio:7.2f} ×")
-                _write(options.out, found)
-
-
-def bench_train(options: BenchTrain) -> None:
-    """Print a line per measurement, with its ratio to the first one, and write the numbers so far to `options.out`."""
-    import torch
-
-    from ..lab.engine.bench import compare
-    from ..lab.engine.pack import chosen_device
-
-    device, root = chosen_device(options.device), data_root(options.data)
-    import_from_here(options.networks)
-    name = _named(device)
-    found: dict[str, dict[str, float | None]] = {}
-    console = Console(highlight=False)
-    console.print(f"{name}, torch {torch.__version__}, batch {options.batch}, {options.dataset}; training images/s")
-    recipes = [
-        Settings(network=network, dataset=options.dataset, batch=options.batch, epochs=200, cycles=1).recipe()
-        for network in options.networks
-    ]
-    with Interrupt():
-        for recipe in recipes:
-            speeds = found.setdefault(recipe.network.name, {})
-            for what, speed in compare(
-                recipe, root, device.type, options.pack, options.seconds, loops=not options.engine_only
-            ):
-                speeds[what] = speed
-                plain = next(iter(speeds.values()))
-                shown = "–" if speed is None or plain is None else f"{speed:10,.0f} {speed / plain:6.1f} ×"
-                console.print(f"{recipe.network.name:12} {what:44} {shown}")
-                _write(
-                    options.out,
-                    {"device": name, "torch": torch.__version__, "batch": options.batch, "images_per_second": found},
-                )
-
-
-def _named(device: "torch.device") -> str:
-    import torch
-
-    threads = torch.get_num_threads()
-    return torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
 
 
 def _write(out: Path | None, content: dict[str, Any]) -> None:

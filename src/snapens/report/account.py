@@ -16,7 +16,7 @@ from ..outputs import Outputs
 from ..quality import Quality, Score
 
 Part = Literal["held_out", "test"]
-"""The examples that numbers are from. Only held-out examples may be used to choose; test examples only describe."""
+"""The part of the data that numbers are from. Choices may be made on held-out examples, but not on test examples."""
 
 _RATE_POINTS = 400
 
@@ -29,10 +29,10 @@ class Account:
     recipe: Recipe | None
     """None for a loop of the user's own; its data and its trace are empty."""
     data: Mapping[str, Any]
-    """What recipe.json says about the data."""
+    """The description of the data in recipe.json."""
     classes: tuple[str, ...]
     steps: tuple[int, ...]
-    """At which snapshots were taken."""
+    """The completed step of each snapshot."""
     trace: Trace
     part: Part
     members: tuple[Score, ...]
@@ -64,7 +64,7 @@ class Account:
 
     @property
     def noun(self) -> str:
-        """What the examples are called: images, or examples for the rows of a table."""
+        """The noun for the examples: images, or examples for the rows of a table."""
         return "examples" if self.recipe is None or has_rows(self.data) else "images"
 
     @property

@@ -25,7 +25,7 @@ class Method:
     nll: Spread
     ece: Spread
     seconds: Spread
-    """Empty where a run has not finished."""
+    """The training times; empty if one of them is unknown."""
 
 
 def compare(accounts: Sequence[Account]) -> list[Method]:
@@ -53,7 +53,7 @@ def _method(name: str, group: list[Account]) -> Method:
 def _names(recipes: list[Recipe]) -> list[str]:
     """The method of each recipe, and the settings in which the recipes differ, where a recipe has them.
 
-    Recipes with parts of different kinds, such as two optimizers, are not told apart by the defaults of these kinds.
+    Recipes with parts of different kinds, such as two optimizers, are not distinguished by the defaults of these kinds.
     """
     flat = [recipe.flat() for recipe in recipes]
     every = dict.fromkeys(name for one in flat for name in one if name not in ("method.kind", "seed"))

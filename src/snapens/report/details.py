@@ -1,4 +1,4 @@
-"""Details: all that a page shows of the run that it is about."""
+"""Details: everything that a page shows only for the run that it is about."""
 
 import logging
 from collections.abc import Callable
@@ -68,9 +68,9 @@ class Example:
     """The name of the image's file; None for images without files."""
     truth: str
     members: tuple[Prediction, ...]
-    """Of each member, newest first."""
+    """The prediction of each member, newest first."""
     means: tuple[Prediction, ...]
-    """Of the mean of the last 1 … M members."""
+    """The prediction of the last 1 … M members together."""
     evaluated: tuple[int, ...]
     """The number of members that early exit evaluates at each of `THRESHOLDS`."""
     pixels: NDArray[np.uint8] | None
@@ -82,14 +82,14 @@ class Details:
     """Diversity, calibration, early exit, disputed examples, classes, and the evidence for the findings."""
 
     quality: Quality
-    """On the examples of the account."""
+    """The quality on the examples of the account."""
     fitted: Fitted | None
     between: Between | None
     """The errors between the last snapshot and the earlier ones, if they were measured."""
     reliability_last: tuple[Bin, ...]
     reliability_ensemble: tuple[Bin, ...]
     exits: Exits
-    """On the examples that the evidence is from."""
+    """Early exit on the examples that the evidence is from."""
     examples: tuple[Example, ...]
     gaining: tuple[ClassChange, ...]
     losing: tuple[ClassChange, ...]

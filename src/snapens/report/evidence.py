@@ -20,27 +20,27 @@ class Evidence:
     part: Part
     examples: int
     noun: str
-    """What the examples are: images, or just examples."""
+    """The noun for the examples: images, or examples."""
     missing: int
     """Snapshots that an unfinished run has not taken yet."""
     own_loop: bool
     """Whether a loop of the user's own trained the members, so that the advice is not about commands of the lab."""
     restarts: tuple[Restart, ...]
-    """How training went from each earlier member to the last: with fresh weights, with warm restarts, or without."""
+    """How training continued from each earlier member to the last: fresh weights, warm restarts, or no restarts."""
     member_errors: tuple[float, ...]
     ensemble_errors: tuple[float, ...]
     learned: Difference
-    """The error of always answering the most frequent class, minus that of all members together."""
+    """The error of always predicting the most frequent class, minus that of all members together."""
     gain: Difference
     """The last snapshot minus all members together."""
     nll: tuple[float, float]
-    """Of the last snapshot, and of all members together."""
+    """The NLL of the last snapshot, and that of all members together."""
     nll_noise: float
-    """The paired standard error of their difference."""
+    """The paired standard error of the difference of the two."""
     progress: Mapping[int, Difference]
-    """Of one cycle, and of the later half of all cycles: the snapshot before these cycles minus the last one."""
+    """Number of last cycles (1, half of all) -> the error of the snapshot before them minus that of the last one."""
     losses: tuple[float, ...]
-    """The training loss just before each minimum; empty where the log lacks one."""
+    """The training loss just before each minimum; empty if the log lacks one of them."""
     over_fewer: tuple[Difference, ...]
     """All members together minus the last m."""
     over_best: tuple[Difference, ...]
@@ -48,7 +48,7 @@ class Evidence:
     disagreements: tuple[float, ...]
     """The share of images on which each earlier member and the last one choose different classes."""
     lines: Mapping[int, Line]
-    """From an earlier member (counted from 1) to the last, on test images, if measured."""
+    """Earlier member, counted from 1 -> the errors on the line from it to the last member; empty if not measured."""
     tested: bool
     """Whether there are outputs for test examples."""
     test_noise: float

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from the ledger; a panel without measurements says so."""
+"""The paper's figures, drawn from the ledger; a panel without measurements is marked as such."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Layout:
     """How the panels of a figure are arranged."""
 
     draws: tuple[Draw, ...]
-    """All panels are drawn by each of these in turn."""
+    """Each of these functions draws all panels."""
     columns: int
     panel_points: tuple[float, float]
     """Width and height."""
@@ -59,8 +59,8 @@ def figure(
 ) -> Any:
     """Figure "2" to "6", or "S" for the supplement, as a matplotlib Figure.
 
-    `network` draws the same for another network of the paper, and the title says so; `measured_only` leaves out panels
-    without measurements, unless all panels are without. `columns` is the largest number of panels side by side.
+    `network` draws it for another network of the paper, which the title then names. `measured_only` omits panels
+    without measurements, unless there are no others. `columns` is the largest number of panels side by side.
     """
     described = paper_figures.figure(name)
     layout = _LAYOUTS[name]

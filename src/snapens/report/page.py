@@ -21,6 +21,7 @@ from . import page_charts
 from .basis import choosing
 from .charts import FEW_EXAMPLES
 from .comparison import label, shown
+from .numbers import decimal, signed
 from .summary import Summary, summarise
 
 _SHOWN = 12  # disputed images that are visible without a click
@@ -32,14 +33,14 @@ def write(runs: Sequence[Run], path: Path, focus: str | None = None) -> Path:
 
 
 def render(runs: Sequence[Run], focus: str | None = None) -> str:
-    """The page of some runs, the same for the same folders; names are shown as text, whatever they contain."""
+    """The page of some runs; equal folders give equal pages, and markup in names is shown as text."""
     summary = summarise(runs, focus)
     style, script, table = _resource("page.css"), _resource("page.js"), _shown_table(summary.details.exits)
     jinja = package("jinja2", "report")
     look = {"trim_blocks": True, "lstrip_blocks": True}
     environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined, **look)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"percent": _percent, "decimal": _decimal, "signed": _signed, "duration": _duration}
+    environment.filters |= {"percent": _percent, "decimal": decimal, "signed": _signed, "duration": _duration}
     markup = package("markupsafe", "report").Markup
     page: str = environment.from_string(_resource("page.html.jinja")).render(
         summary=summary,
@@ -82,7 +83,7 @@ def _examples(summary: Summary) -> list[dict[str, Any]]:
     """The numbers for the script, formatted as they are shown."""
     return [
         {
-            "means": [[found.name, _decimal(found.probability, 2), found.right] for found in example.means],
+            "means": [[found.name, decimal(found.probability, 2), found.right] for found in example.means],
             "evaluated": example.evaluated,
         }
         for example in summary.details.examples
@@ -92,8 +93,8 @@ def _examples(summary: Summary) -> list[dict[str, Any]]:
 def _shown_table(exits: Exits) -> dict[str, list[list[str]]]:
     return {
         "error": [[_percent(value) for value in row] for row in exits.error],
-        "nll": [[_decimal(value, 4) for value in row] for row in exits.nll],
-        "used": [[_decimal(value, 2) for value in row] for row in exits.used],
+        "nll": [[decimal(value, 4) for value in row] for row in exits.nll],
+        "used": [[decimal(value, 2) for value in row] for row in exits.used],
     }
 
 
@@ -124,15 +125,11 @@ def _augmentation(used: Mapping[str, Any]) -> str:
 
 
 def _percent(fraction: float) -> str:
-    return _decimal(100 * fraction, 2)
-
-
-def _decimal(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}".replace("-", "−")
+    return decimal(100 * fraction, 2)
 
 
 def _signed(fraction: float) -> str:
-    return f"{100 * fraction:+.2f}".replace("-", "−")
+    return signed(100 * fraction)
 
 
 def _duration(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The charts of a page: which there are, their titles, and a sentence for readers who cannot see them."""
+"""The charts of a page, with their titles, and a description for readers who cannot see them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from .svg import HINTS, Chart
 
 
 def draw(summary: Summary) -> dict[str, Chart]:
-    """Every chart that the runs have numbers for, by name."""
+    """All charts for which the runs have numbers, by name."""
     drawers: list[Callable[[Summary], Chart]] = [_snapshots, _reliability]
     if summary.focus.trace.steps:
         drawers.insert(0, _training)
@@ -165,7 +165,7 @@ def _hinted(axes: Any, points: Sequence[tuple[float, float, str]]) -> tuple[str,
 
 
 def _error_on(part: Part) -> str:
-    """The name of an axis with errors."""
+    """The label of an axis with errors."""
     return {"held_out": "held-out error, %", "test": "test error, %"}[part]
 
 

@@ -1,6 +1,6 @@
-"""The numbers of the ledger as text: what a template of the documentation may use in its sentences and tables.
+"""The numbers of the ledger as text, for the sentences and tables of the documentation's templates.
 
-A number that is typed into a page says nothing about its origin and is not updated. So a template names it:
+A number that is typed into a page has no known origin and is not updated. So a template refers to it by name:
 `{{ wide.single.error }}` is an error in percent, `{{ wide["snapshot-0.2"] - wide.single }}` a paired difference.
 """
 
@@ -13,11 +13,12 @@ from ..extras import package
 from ..lab.paper import cells as paper
 from ..lab.paper import differences, ledger
 from ..lab.paper.entry import Entry, Exit
+from .numbers import decimal, signed
 
 SEED = 0
 """The seed whose runs the sentences are about; tables show all seeds."""
 CONFIDENCE = 0.9
-"""At which the early exit of the page stops."""
+"""The confidence of the early exit that the pages describe."""
 _STANDARD_ERRORS = 2.0  # of a clear difference
 
 
@@ -36,12 +37,12 @@ class Change:
 
     @property
     def gain(self) -> float:
-        """By how many points the first error is lower."""
+        """The reduction of the error, in points."""
         return -self.points
 
     @property
     def size(self) -> str:
-        """Without the sign, for sentences that state the direction and `check` it."""
+        """The difference without its sign, for sentences that state the direction and `check` it."""
         return str(self)[1:]
 
     @property
@@ -162,7 +163,7 @@ class Measured:
 
     @property
     def end_changes(self) -> list[float]:
-        """What re-estimating BatchNorm statistics adds to the errors at both ends of each line, in points."""
+        """The change of the errors at both ends of each line when BatchNorm statistics are re-estimated, in points."""
         lines = self.entry.between.lines if self.entry.between else ()
         return [line.estimated_percent[k] - line.interpolated_percent[k] for line in lines for k in (0, -1)]
 
@@ -173,7 +174,7 @@ class Measured:
 
     @property
     def early_loss(self) -> float:
-        """By how many points early exit raises the error of all snapshots together."""
+        """The error of early exit minus that of all snapshots together, in points."""
         return self.early.error_percent - self.entry.last_percent[-1]
 
     @property
@@ -186,7 +187,7 @@ def rendered(template: str, folder: Path, **values: object) -> str:
     entries, paired = ledger.entries(folder), differences.read(folder)
 
     def measured(network: str, dataset: str) -> dict[str, Measured]:
-        """What is measured of a network on a data set, by the methods of Table 1."""
+        """The measured runs of a network on a data set, by the methods of Table 1."""
         found = {}
         for cell in paper.cells():
             entry = entries.get(paper.run_name(replace(cell.recipe, seed=SEED)))
@@ -202,16 +203,6 @@ def rendered(template: str, folder: Path, **values: object) -> str:
     environment.globals |= {**vocabulary, **values}
     text: str = environment.from_string(template).render()
     return text
-
-
-def signed(difference: float, decimals: int = 2) -> str:
-    """A difference with its sign.
-
-    Examples:
-        >>> signed(-0.444), signed(0.5), signed(-0.001)
-        ('−0.44', '+0.50', '+0.00')
-    """
-    return f"{round(difference, decimals) + 0.0:+.{decimals}f}".replace("-", "−")
 
 
 def series(values: Iterable[float], decimals: int) -> str:
@@ -237,14 +228,9 @@ def span(values: Iterable[float], decimals: int) -> str:
 
 
 def check(*conditions: bool) -> str:
-    """Nothing, if all conditions hold that the next sentence states in words."""
+    """An empty text; an error if one of the conditions that the next sentence states in words does not hold."""
     if not all(conditions):
         raise ArgumentError(
             f"conditions must hold for the sentence after them, got {conditions}: rewrite this sentence of the template"
         )
     return ""
-
-
-def decimal(value: float, decimals: int) -> str:
-    """A number with so many decimals."""
-    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")

@@ -1,4 +1,4 @@
-"""The results of `bench/quality.py` as text, for our own pages: what a run gives that spends its epochs in one way."""
+"""The results of `bench/quality.py` as text, for our own pages: the quality of different ways to use the epochs."""
 
 import json
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 from ..lab.paper import cells as paper
 from ..lab.recipe.recipe import Recipe
 from . import formats
+from .numbers import decimal
 
 HEAD = (
     "how the epochs are used",
@@ -57,7 +58,7 @@ class Predictor:
             self.error,
             f"{found['nll']:.3f}",
             f"{100 * found['ece']:.1f}",
-            f"{found['calibrated_log_likelihood']:.3f}".replace("-", "−"),
+            decimal(found["calibrated_log_likelihood"], 3),
             f"{found['outside_auroc']:.3f}",
         ]
 
@@ -70,7 +71,7 @@ class Quality:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What was trained."""
+        """The recipe of the run."""
         return Recipe.of(self.content["recipe"])
 
     def __getitem__(self, predictor: str) -> Predictor:
@@ -93,7 +94,7 @@ class Quality:
 
     @property
     def way(self) -> str:
-        """How the run spends its epochs: `cosine`, `cycles` or `fge`."""
+        """How the run uses its epochs: `cosine`, `cycles` or `fge`."""
         method = self.recipe.method
         return "cosine" if method.cycles == 1 else "fge" if method.later_peak < 1 else "cycles"
 

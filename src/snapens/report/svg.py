@@ -15,7 +15,7 @@ _MARKED = ("m", "exit")
 """Lines whose points get an attribute `data-…` with their number, counted from 1. The script of the page shows or hides
 each of them, so they lose the transparency of the line."""
 HINTS = "hints"
-"""The line whose points have the hints of a chart."""
+"""The id of the line whose points have the hints of a chart."""
 
 
 @dataclass(frozen=True)

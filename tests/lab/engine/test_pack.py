@@ -1,4 +1,4 @@
-"""The pack as a whole: devices, jobs with nothing left to do, and when it stops."""
+"""The pack as a whole: jobs with nothing left to do, and when it stops."""
 
 import shutil
 
@@ -7,28 +7,13 @@ import pytest
 import tiny
 import torch
 
-from snapens.errors import ArgumentError, DamagedError, MismatchError
+from snapens.errors import DamagedError, MismatchError
 from snapens.lab.engine import training as training_module
-from snapens.lab.engine.pack import chosen_device, measure_between, prepare, train, unfinished
+from snapens.lab.engine.pack import measure_between, prepare, train, unfinished
 from snapens.lab.records import gallery
 from snapens.lab.records.run import Run
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("name", "available", "device"),
-    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
-)
-def test_a_device_is_chosen_by_its_name(monkeypatch, name, available, device):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    assert chosen_device(name) == torch.device(device)
-
-
-def test_a_gpu_that_is_not_there_is_rejected(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ArgumentError, match="device must be available, got cuda, but torch finds no GPU: use cpu"):
-        chosen_device("cuda")
 
 
 def test_a_job_is_left_until_its_steps_its_outputs_and_its_curves_are_complete(tmp_path):

@@ -16,6 +16,7 @@ from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchErr
 from snapens.lab import nets
 from snapens.lab.engine import log as training_log
 from snapens.lab.engine import training as training_module
+from snapens.lab.engine.evaluation import Evaluation
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
 from snapens.lab.engine.training import Training
@@ -422,8 +423,8 @@ def test_outputs_that_are_missing_or_damaged_are_recomputed(tmp_path, caplog, mo
         path.write_bytes(content[:-7] if damage == "truncated" else content)
     with pytest.raises(StoreError, match=r"(restore|save some first)"):
         Run(tmp_path / "run").outputs()
-    recomputed, evaluate = [], Training._outputs
-    monkeypatch.setattr(Training, "_outputs", lambda self: recomputed.append(self.completed) or evaluate(self))
+    recomputed, evaluate = [], Evaluation.outputs
+    monkeypatch.setattr(Evaluation, "outputs", lambda self: recomputed.append(self) or evaluate(self))
     trained((GROW, tmp_path / "run"), resume=True)
     assert "they are recomputed" in caplog.text
     again = 1 if "index" not in damage else members

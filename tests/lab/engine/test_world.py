@@ -14,7 +14,7 @@ from torch import nn
 
 from snapens.errors import ArgumentError, NonFiniteError, ProcessError, SnapensError, StoreError
 from snapens.lab.engine.norms import SynchronisedNorms
-from snapens.lab.engine.pack import chosen_device, prepare, train
+from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
 from snapens.lab.engine.teacher import teacher_of
 from snapens.lab.engine.world import World, joined
@@ -214,19 +214,6 @@ def address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
-
-
-def test_each_process_of_torchrun_has_its_own_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert chosen_device("cuda") == torch.device("cuda")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert chosen_device("auto") == torch.device("cuda", 1)
-    assert chosen_device("cpu") == CPU
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ArgumentError, match="processes must be at most that of GPUs, 2, got process 3 on this machine"):
-        chosen_device("cuda")
 
 
 def test_one_process_of_torchrun_is_alone(monkeypatch):

@@ -1,4 +1,4 @@
-"""Data sets by name; each is read from its files into `ImageData`."""
+"""Data sets by name; each is read from its files into `ImageData` or `TableData`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ class Crop:
 
     @property
     def columns(self) -> int:
-        """How many numbers are drawn for an image: two for a crop from the padding, four for a box."""
+        """The number of random numbers per image: two for a crop from the padding, four for a box."""
         return 4 if self.boxes else 2 * bool(self.padding)
 
     def __call__(self, padded: "Tensor", indices: "Tensor", draws: "Tensor") -> "Tensor":
@@ -33,14 +33,14 @@ class Crop:
         return padded[indices[:, None, None], rows[:, :, None], columns[:, None, :]]
 
     def inside(self, draws: "Tensor", size: int) -> "Tensor | None":
-        """Which pixels (batch, size, size, 1) of a crop are not padding; None: all of them."""
+        """A mask (batch, size, size, 1) of the pixels of a crop that are not padding; None if there is no padding."""
         if not self.padding:
             return None
         rows, columns = ((place >= self.padding) & (place < self.padding + size) for place in self._places(draws, size))
         return (rows[:, :, None] & columns[:, None, :])[..., None]
 
     def _places(self, draws: "Tensor", size: int) -> "tuple[Tensor, Tensor]":
-        """Rows and columns (batch, size) of the padded image that a crop consists of."""
+        """The rows and the columns (batch, size) of the padded image that form a crop."""
         import torch
 
         offsets = (draws[:, :2] * (2 * self.padding + 1)).long()

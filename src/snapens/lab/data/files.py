@@ -50,7 +50,7 @@ class PhotoFiles:
         return replace(self, names=[self.names[index] for index in indices])
 
     def identity(self) -> Iterator[bytes]:
-        """What distinguishes these files from others: all names and sizes, and the bytes of up to 1,000 of them."""
+        """Bytes that distinguish these files from others: all names and sizes, and the content of up to 1,000 files."""
         every = -(-len(self) // 1000)
         for index, name in enumerate(self.names):
             with self._errors(index):

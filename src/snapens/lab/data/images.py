@@ -13,7 +13,7 @@ from ..recipe.batch import Transform
 from ..recipe.preprocessing import ImagePreprocessing
 from .augment import AUGMENTATIONS
 from .files import CENTRAL_SHARE, PhotoFiles
-from .labels import digest, hold_out, require_labels, spread
+from .labels import described, digest, hold_out, require_labels, spread
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .protocol import Placed
 
 Augmentation = Literal["none", "crop-mirror", "crop-mirror-rgb", "imagenet"]
-"""How training images are cropped and transformed by default: names in `augment.AUGMENTATIONS`."""
+"""The names in `augment.AUGMENTATIONS`: how training images are cropped and transformed by default."""
 
 
 @dataclass(frozen=True)
@@ -100,20 +100,20 @@ class ImageData:
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """Those of a recipe that names none."""
+        """The default transforms, for a recipe that does not specify any."""
         return AUGMENTATIONS[self.augmentation].transforms
 
     @property
     def inputs(self) -> dict[str, int]:
-        """What a network's factory needs to know."""
+        """The number of channels."""
         return {"channels": self.channels}
 
     def pixels(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Some test images, to be shown."""
+        """The pixels of some test images, for the report."""
         return self.test.central(indices)
 
     def file_name(self, index: int) -> str | None:
-        """The file of a test image; None for arrays."""
+        """The path of a test image, relative to the folder of the data; None for arrays."""
         return self.test.name(index)
 
     def place(self, device: "torch.device", padding: int | None = None) -> "Placed":
@@ -123,17 +123,12 @@ class ImageData:
         return PlacedImages(self, device, padding)
 
     def hold_out(self, count: int, seed: int) -> "ImageData":
-        """Move `count` training images, drawn by `seed`, to `held_out`: later choices are made on them."""
+        """Move `count` training images, drawn by `seed`, to `held_out`, for later choices."""
         return cast("ImageData", hold_out(self, count, seed))
 
     def described(self) -> dict[str, Any]:
-        """What a later reader of the run needs to prepare an image and to name its class, and the digests."""
-        parts = {"train": self.train, "test": self.test} | ({"held_out": self.held_out} if self.held_out else {})
-        return {
-            "classes": list(self.classes),
-            "preprocessing": self.preprocessing.written(),
-            "images": {part: {"count": len(images), "sha256": images.digest} for part, images in parts.items()},
-        }
+        """The classes, the preprocessing, and the size and digest of each part, as JSON for the run folder."""
+        return described(self)
 
     @cached_property
     def preprocessing(self) -> ImagePreprocessing:

@@ -1,4 +1,4 @@
-"""Labels: what holds for them in every data set, whatever the examples are."""
+"""Labels, and what all data sets do in the same way: hold out examples, describe and identify their parts."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ def checked_labels(argument: str, labels: ArrayLike, examples: int) -> NDArray[n
 
 
 def numbered(labels: NDArray[np.int64]) -> tuple[str, ...]:
-    """The names of classes that have none: their numbers, which must have no gaps."""
+    """The numbers of the classes as their names; the numbers must have no gaps."""
     found = np.unique(labels)
     if not np.array_equal(found, np.arange(len(found))):
         raise ArgumentError(
@@ -55,6 +55,16 @@ def hold_out(data: Any, count: int, seed: int) -> Any:
         raise ArgumentError(f"held_out must be 0 for a data set with held-out examples of its own, got {count}")
     chosen, others = _drawn(examples, count, seed)
     return replace(data, train=data.train.take(others), held_out=data.train.take(chosen))
+
+
+def described(data: Any) -> dict[str, Any]:
+    """The classes, the preprocessing, and the size and digest of each part of a data set, as JSON."""
+    parts = {"train": data.train, "test": data.test} | ({"held_out": data.held_out} if data.held_out else {})
+    return {
+        "classes": list(data.classes),
+        "preprocessing": data.preprocessing.written(),
+        "images": {name: {"count": len(part), "sha256": part.digest} for name, part in parts.items()},
+    }
 
 
 def tenth(labels: NDArray[np.int64], seed: int) -> int:

@@ -1,4 +1,4 @@
-"""Which example is seen when, and the numbers drawn for it: a pure function of (seed, epoch)."""
+"""The order of the training examples and the random numbers of each: a pure function of (seed, epoch)."""
 
 from functools import lru_cache
 
@@ -9,10 +9,10 @@ Array = NDArray[np.int64]
 
 
 class Order:
-    """One endless stream of epochs, each a permutation of the examples, cut into full batches.
+    """An endless stream of epochs, each a permutation of the examples, cut into full batches.
 
-    A batch may straddle two epochs: every example is seen equally often, and every step has the same
-    shape. It has no state, so there is nothing to save.
+    A batch may span two epochs, so that every example is used equally often and all steps have the same shape. The
+    order has no state, so nothing has to be saved.
 
     Examples:
         >>> order = Order(seed=0, images=5, batch=2, columns=1)
@@ -25,7 +25,7 @@ class Order:
 
     def __init__(self, seed: int, images: int, batch: int, columns: int) -> None:
         self.seed, self.images, self.batch, self.columns = seed, images, batch, columns
-        self._epoch = lru_cache(2)(self._drawn)  # a batch that straddles two epochs needs both
+        self._epoch = lru_cache(2)(self._drawn)  # a batch that spans two epochs needs both
 
     def rows(self, first_step: int, steps: int) -> tuple[Array, NDArray[np.float32]]:
         """Indices (steps, batch) and draws in [0, 1) (steps, batch, columns), for steps counted from 0."""

@@ -1,4 +1,4 @@
-"""Data on a device, where every run of a pack reads it: images and tables."""
+"""Images and tables on a device, where all runs of a pack read them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ _EVALUATION_PIXELS = {"cuda": 1 << 20, "cpu": 1 << 19}  # in a batch: few kernel
 
 @dataclass(eq=False)
 class PlacedImages:
-    """Images on a device: arrays as uint8, padded for their crops; files, and what is too large, are streamed."""
+    """Images on a device, as uint8 and padded for their crops; files, and arrays that do not fit, are streamed."""
 
     data: ImageData
     device: torch.device
     padding: int | None = None
-    """That of the recipe; None: as the data set has it."""
+    """The padding of the recipe; None: the default of the data set."""
 
     def __post_init__(self) -> None:
         if self.padding is not None and AUGMENTATIONS[self.data.augmentation].crop.boxes:
@@ -42,17 +42,17 @@ class PlacedImages:
 
     @cached_property
     def crop(self) -> Crop:
-        """How training images are cropped."""
+        """The crop of training images."""
         return AUGMENTATIONS[self.data.augmentation].crop if self.padding is None else Crop(self.padding)
 
     @property
     def evaluation_batch(self) -> int:
-        """How many images are evaluated at once."""
+        """The number of images per batch of an evaluation."""
         return max(1, _EVALUATION_PIXELS[self.device.type] // self.data.size**2)
 
     @cached_property
     def resident(self) -> bool:
-        """Whether the training images lie on the device."""
+        """Whether the device holds all training images."""
         pixels = self.data.train.pixels
         if not isinstance(pixels, np.ndarray):
             return False
@@ -68,23 +68,23 @@ class PlacedImages:
 
     @cached_property
     def labels(self) -> Tensor:
-        """(images,)."""
+        """Class indices (images,)."""
         return torch.from_numpy(self.data.train.labels).to(self.device)
 
     def buffer(self, batch: int) -> Tensor:
-        """Room for padded pixels."""
+        """An empty tensor for the padded pixels of one batch."""
         side = self.data.size + 2 * self.crop.padding
         return torch.zeros(batch, side, side, self.data.channels, dtype=torch.uint8, device=self.device)
 
     def read(self, indices: NDArray[np.int64], draws: NDArray[np.float32]) -> NDArray[Any]:
-        """Padded pixels, of files those of random boxes."""
+        """Padded pixels of some images; files are cropped to random boxes."""
         pixels = self.data.train.pixels
         if isinstance(pixels, np.ndarray):
             return self._padded(pixels[indices])
         return self._padded(pixels.crops(indices, draws[:, : self.crop.columns] if self.crop.boxes else None))
 
     def take(self, rows: Tensor, indices: Tensor, targets: Tensor, draws: Tensor, inside: bool) -> Batch:
-        """Crops in units of the pixels."""
+        """Cropped images, with pixel values from 0 to 255."""
         images = self.crop(rows, indices, draws).float()
         belongs = self.crop.inside(draws, self.data.size) if inside else None
         return Batch(images, targets, self.mean, belongs, classes=len(self.data.classes))
@@ -101,7 +101,7 @@ class PlacedImages:
             yield self.finish(torch.from_numpy(pixels).to(self.device))
 
     def _padded(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Pixels with as many more on each side as their crop needs, zero once they are normalised."""
+        """Add the padding of the crop on each side; it becomes zero when images are normalised."""
         padding = self.crop.padding
         if not padding:
             return pixels
@@ -129,27 +129,27 @@ class PlacedTable:
 
     @cached_property
     def labels(self) -> Tensor:
-        """(rows,)."""
+        """Class indices (rows,)."""
         return torch.from_numpy(self.data.train.labels).to(self.device)
 
     def buffer(self, batch: int) -> Tensor:
-        """Room for standardised rows."""
+        """An empty tensor for the standardised rows of one batch."""
         return torch.zeros(batch, *self.rows.shape[1:], device=self.device)
 
     def read(self, indices: NDArray[np.int64], draws: NDArray[np.float32]) -> NDArray[Any]:
-        """Standardised rows."""
+        """Some standardised rows."""
         return self._standardised(self.data.train.values[indices]).cpu().numpy()
 
     def take(self, rows: Tensor, indices: Tensor, targets: Tensor, draws: Tensor, inside: bool) -> Batch:
-        """Some rows."""
+        """Some standardised rows; rows are not cropped."""
         return Batch(rows.index_select(0, indices), targets, classes=len(self.data.classes))
 
     def finish(self, inputs: Tensor) -> Tensor:
-        """Rows are standardised already."""
+        """The rows, which are already standardised."""
         return inputs
 
     def batches(self, part: Part) -> Iterator[Tensor]:
-        """All rows in order."""
+        """All rows in order, standardised."""
         values = cast(Rows, part).values
         for begin in range(0, len(values), _EVALUATION_ROWS):
             yield self._standardised(values[begin : begin + _EVALUATION_ROWS])

@@ -1,4 +1,4 @@
-"""What the engine needs of a data set, whatever its examples are."""
+"""The interface of a data set that the engine uses, for any kind of example."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """Labelled examples: what is trained on, held out or tested on."""
+    """Labelled examples: the training, held-out or test examples of a data set."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """(examples,) class indices."""
+        """Class indices (examples,)."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of examples."""
 
 
 class Data(Protocol):
-    """A data set, on the host."""
+    """A data set in the memory of the host, or in files."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the data set."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -38,44 +38,44 @@ class Data(Protocol):
 
     @property
     def train(self) -> Part:
-        """What is trained on."""
+        """The training examples."""
 
     @property
     def test(self) -> Part:
-        """What is tested on."""
+        """The test examples."""
 
     @property
     def held_out(self) -> Part | None:
-        """What is set aside for whatever is chosen later; None: nothing."""
+        """Examples for later choices, such as the combination of the members; None if there are none."""
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """Those of a recipe that names none."""
+        """The default transforms, for a recipe that does not specify any."""
 
     @property
     def inputs(self) -> Mapping[str, int]:
-        """What a network's factory needs to know of an example: `channels` of an image, `features` of a row."""
+        """The keyword argument of a network that describes an example: `channels` of an image, `features` of a row."""
 
     def hold_out(self, count: int, seed: int) -> Self:
-        """Set `count` training examples aside, drawn by `seed`."""
+        """Move `count` training examples, drawn by `seed`, to `held_out`."""
 
     def described(self) -> dict[str, Any]:
-        """What a later reader of a run needs to prepare an example and to name its class, as JSON."""
+        """The classes, the preprocessing, and the size and digest of each part, as JSON for the run folder."""
 
     def pixels(self, indices: NDArray[np.int64]) -> NDArray[np.uint8] | None:
-        """Some test images, to be shown; None where examples are not images."""
+        """The pixels of some test images, for the report; None if examples are not images."""
 
     def file_name(self, index: int) -> str | None:
-        """The file of a test example, relative to the folder of the data; None where it has no file."""
+        """The path of a test example, relative to the folder of the data; None if it is not a file."""
 
     def place(self, device: "torch.device", padding: int | None) -> "Placed":
-        """The data set on a device, for as many runs as read it; `padding` is that of the recipe."""
+        """The data set on a device, where several runs can read it; `padding` is that of the recipe."""
 
 
 class Placed(Protocol):
     """A data set on a device.
 
-    A step reads `rows`, either the whole training set or, where that does not fit, a buffer of one batch.
+    A step reads `rows`: the whole training set or, if that does not fit, a buffer for one batch.
     """
 
     @property
@@ -84,7 +84,7 @@ class Placed(Protocol):
 
     @property
     def device(self) -> "torch.device":
-        """Where it lies."""
+        """The device that holds the data."""
 
     @property
     def crop(self) -> Crop:
@@ -92,31 +92,31 @@ class Placed(Protocol):
 
     @property
     def resident(self) -> bool:
-        """Whether the training examples lie on the device; otherwise they are streamed."""
+        """Whether the device holds all training examples; otherwise they are streamed."""
 
     @property
     def rows(self) -> "Tensor":
-        """All training examples as they lie on the device."""
+        """All training examples in the form in which the device holds them."""
 
     @property
     def labels(self) -> "Tensor":
         """The labels of all training examples, on the device."""
 
     def buffer(self, batch: int) -> "Tensor":
-        """Room for the rows of one batch, where they are streamed."""
+        """An empty tensor for the rows of one batch, if they are streamed."""
 
     def read(self, indices: NDArray[np.int64], draws: NDArray[np.float32]) -> NDArray[Any]:
-        """Some rows, read on the host."""
+        """Some rows, read by the host; `draws` are their random numbers."""
 
     def take(self, rows: "Tensor", indices: "Tensor", targets: "Tensor", draws: "Tensor", inside: bool) -> Batch:
-        """Some of the rows as a batch, cropped by the first numbers; with `Batch.inside` if a transform needs it."""
+        """Some of the rows as a batch, cropped by their first random numbers; `inside`: with `Batch.inside`."""
 
     def finish(self, inputs: "Tensor") -> "Tensor":
-        """What the network is given, from the inputs of a batch."""
+        """The inputs of the network, from the transformed inputs of a batch."""
 
     @property
     def evaluation_batch(self) -> int:
-        """How many examples are evaluated at once."""
+        """The number of examples per batch of an evaluation."""
 
     def batches(self, part: Part) -> "Iterator[Tensor]":
-        """All examples of a part in order, as the network is given them, without transforms."""
+        """The inputs of the network for all examples of a part, in order, without transforms."""

@@ -1,4 +1,4 @@
-"""Where the public data sets come from, and how their files are found and checked."""
+"""The sources of the public data sets, and functions that find and check their files."""
 
 import errno
 import hashlib
@@ -44,7 +44,7 @@ SOURCES = {
 
 
 def cache_folder() -> Path:
-    """Where data are kept when no folder is named."""
+    """The folder of the data if none is given."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapens"
 
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ArgumentError
 from ..recipe.batch import Transform
 from ..recipe.preprocessing import RowPreprocessing
-from .labels import checked_labels, digest, hold_out, numbered, require_both, require_labels, spread
+from .labels import checked_labels, described, digest, hold_out, numbered, require_both, require_labels, spread
 from .splits import stratified
 
 TOO_LARGE = 1e30  # its square must not overflow, nor a standardised value in float32
@@ -32,8 +32,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @cached_property
+    def digest(self) -> str:
+        """Distinguishes these rows from others: a SHA-256 of the labels and of rows spread over all of them."""
+        return digest(self.labels, spread(self.values))
+
     def take(self, indices: NDArray[np.int64]) -> "Rows":
-        """These rows only."""
+        """Some of the rows."""
         return Rows(self.values[indices], self.labels[indices])
 
 
@@ -52,12 +57,12 @@ class TableData:
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """None are known that suit every table."""
+        """Empty, because no transform suits every table."""
         return ()
 
     @property
     def inputs(self) -> dict[str, int]:
-        """What a network's factory needs to know."""
+        """The number of features."""
         return {"features": self.train.values.shape[1]}
 
     @cached_property
@@ -69,26 +74,18 @@ class TableData:
         return RowPreprocessing(tuple(mean.tolist()), tuple(np.where(constant, 1.0, values.std(0)).tolist()))
 
     def hold_out(self, count: int, seed: int) -> "TableData":
-        """Move `count` training rows, drawn by `seed`, to `held_out`: later choices are made on them."""
+        """Move `count` training rows, drawn by `seed`, to `held_out`, for later choices."""
         return cast("TableData", hold_out(self, count, seed))
 
     def described(self) -> dict[str, Any]:
-        """What a later reader of the run needs to prepare a row and to name its class."""
-        parts = {"train": self.train, "test": self.test} | ({"held_out": self.held_out} if self.held_out else {})
-        return {
-            "classes": list(self.classes),
-            "preprocessing": self.preprocessing.written(),
-            "images": {
-                name: {"count": len(part), "sha256": digest(part.labels, spread(part.values))}
-                for name, part in parts.items()
-            },
-        }
+        """The classes, the preprocessing, and the size and digest of each part, as JSON for the run folder."""
+        return described(self)
 
     def pixels(self, indices: NDArray[np.int64]) -> None:
-        """Rows are not shown."""
+        """None: rows are not images."""
 
     def file_name(self, index: int) -> None:
-        """Rows have no files."""
+        """None: a row is not a file."""
 
     def place(self, device: "torch.device", padding: int | None = None) -> "Placed":
         """The rows on a device."""

@@ -41,16 +41,15 @@ class Feed:
                 "batch must have an even number of examples per process, because transforms mix pairs of them, got "
                 f"{rows}: use another --batch or another number of processes"
             )
-        batch = rows
         device = placed.device
-        self._indices = torch.zeros(self._steps, batch, dtype=torch.int64, device=device)
-        self._draws = torch.zeros(self._steps, batch, columns, device=device)
+        self._indices = torch.zeros(self._steps, rows, dtype=torch.int64, device=device)
+        self._draws = torch.zeros(self._steps, rows, columns, device=device)
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
         self._range = range(0)
         if placed.resident:
             self._rows, self._labels = placed.rows, placed.labels
         else:
-            self._rows, self._every = placed.buffer(batch), torch.arange(batch, device=device)
+            self._rows, self._every = placed.buffer(rows), torch.arange(rows, device=device)
             self._batches: Iterator[_Read] | None = None
 
     def prepare(self, step: int) -> None:

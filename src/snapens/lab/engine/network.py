@@ -1,6 +1,7 @@
-"""How the engine runs a network: its own kernels, the memory format, compiled blocks."""
+"""How the engine runs a network: its own kernels, the memory format, the precision, compiled blocks."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import MethodType
 from typing import Any
@@ -16,6 +17,11 @@ def accelerated(network: nn.Module, name: str, *, kernels: bool = True) -> nn.Mo
     if kernels and name in nets.NETWORKS:  # a user's network may not meet the assumptions of the kernels
         nets.accelerate(network)
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast to bfloat16 on a GPU; float32 on a CPU."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def compile_blocks(network: nn.Module) -> None:

@@ -24,7 +24,7 @@ from ..records import gallery
 from ..records.run import Run
 from .teacher import Folders, find
 from .training import Training
-from .world import World, gpu_of_process
+from .world import World
 
 T = TypeVar("T")
 
@@ -32,15 +32,6 @@ _IDLE_SECONDS = 2e-4
 
 Job = tuple[Recipe, str | PathLike[str]]
 """A recipe and the folder of its run."""
-
-
-def chosen_device(name: str) -> torch.device:
-    """The device with this name; "auto" is a GPU if there is one, else the CPU."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("device must be available, got cuda, but torch finds no GPU: use cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return gpu_of_process() if name == "cuda" else torch.device(name)
 
 
 def unfinished(jobs: Sequence[Job], *, curves: bool = False) -> list[Job]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -22,6 +21,7 @@ from ...snapshots import Snapshots
 from ...weights import tensors
 from .. import data, nets
 from ..records.run import Run
+from .network import precision
 
 ONE = "one model"
 _WARM_UP_CALLS = 3
@@ -119,7 +119,7 @@ class Subject:
 
     def _eagerly(self, module: nn.Module) -> Callable[[Tensor], Any]:
         def call(inputs: Tensor) -> Any:
-            with torch.no_grad(), _precision(self._device):
+            with torch.no_grad(), precision(self._device):
                 return module(inputs)
 
         return call
@@ -182,7 +182,3 @@ def of_run(
 
 def _laid_out(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
-
-
-def _precision(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()

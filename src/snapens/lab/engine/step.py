@@ -20,7 +20,7 @@ from ..nets.dropout import KeyedDropout
 from ..recipe.batch import Transform
 from ..recipe.recipe import Recipe
 from .feed import Feed
-from .network import accelerated, compile_blocks
+from .network import accelerated, compile_blocks, precision
 from .norms import SynchronisedNorms
 from .teacher import Folders, prepared
 from .twin import Twin
@@ -211,11 +211,11 @@ class TrainingStep:
         """Set the BatchNorm statistics of `kept` to plain averages over augmented examples, without dropout."""
         with estimated_statistics(self.kept):
             for inputs in self._whole_feed.sample(examples):
-                with self._precision():
+                with precision(self.device):
                     self.kept(inputs)
 
     def _log_probabilities(self, inputs: Tensor) -> Tensor:
-        with self._precision():
+        with precision(self.device):
             outputs = self.kept(inputs)
         return log_softmax(outputs.float(), dim=1).half()
 
@@ -225,7 +225,7 @@ class TrainingStep:
             group["lr"].copy_(rates.index_select(0, self.completed)[0])
         if self._keyed:
             self._key.copy_(self.completed + self._stream)
-        with self._precision(), self._synchronised():
+        with precision(self.device), self._synchronised():
             loss = self._objective(self._live(batch.inputs), batch)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._twin:
@@ -253,9 +253,6 @@ class TrainingStep:
         if self.world.count == 1:
             return self.feed
         return Feed(self.placed, self.transforms, self.recipe.seed, self.recipe.budget.batch)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def _average(self) -> None:
         """Move the average towards the trained weights; counts are copied."""

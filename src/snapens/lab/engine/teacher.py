@@ -43,7 +43,7 @@ def find(teacher: Teacher, folders: Folders) -> Run:
 
 
 def prepared(objective: Objective, placed: Placed, folders: Folders = ()) -> Loss:
-    """The objective as a step calls it: with its teacher, if it has one, on the device of the data."""
+    """The objective of a step, with its teacher, if it has one, on the device of the data."""
     if isinstance(objective, Distillation):
         return Taught(objective, find(objective.teacher, folders), placed)
     return objective

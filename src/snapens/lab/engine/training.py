@@ -1,6 +1,5 @@
 """Training: one run, from its first step to its last snapshot, in a run folder."""
 
-import logging
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -10,23 +9,21 @@ from os import PathLike
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ... import __version__, metrics
+from ... import __version__
 from ...ensembler import SnapshotEnsembler
 from ...errors import ArgumentError, DamagedError
-from ...weights import set_tensors
-from ..data.protocol import Part, Placed
+from ..data.protocol import Placed
 from ..recipe.recipe import Recipe
 from ..records import gallery, source
 from ..records.run import Run, State
+from .device import device_name
+from .evaluation import Evaluation
 from .interpolate import between
 from .log import TrainingLog
 from .step import TrainingStep
 from .teacher import Folders
 from .world import World
-
-log = logging.getLogger("snapens")
 
 _BURST_STEPS = 8  # queued at a time on a GPU, at most two bursts; then the other runs of the pack are advanced
 _BURST_SECONDS = 0.05  # on a CPU; then progress is shown, and a run with slow steps can be stopped
@@ -70,6 +67,7 @@ class Training:
             self.step.rehearse(self._stream)
             self.rehearsal_seconds = time.monotonic() - begun if self._stream is None else None
             """The duration of a step in the rehearsal; None on a GPU, where the rehearsal also compiles."""
+        self._evaluation = Evaluation(self.run, self.step)
         self.log = TrainingLog(self.run, recipe, self.schedule, examples, self.step.losses, self._stream, self.world)
 
     def open(self, resume: bool = False) -> None:
@@ -212,53 +210,20 @@ class Training:
     def _load(self, state: State | None) -> None:
         """Load the tensors of a state, after the snapshots that belong to it."""
         assert state is not None
-        self._restore_outputs()
+        self._evaluation.restore(self._ensembler.snapshots)
         self.step.load(state.tensors)
         self.run.forget(self.completed)
-
-    def _restore_outputs(self) -> None:
-        """Recompute the outputs of members that are missing or damaged; this changes the network's weights."""
-        snapshots = self._ensembler.snapshots
-        self.run.adopt_outputs(self._parts)
-        intact = set.intersection(*(self.run.intact_outputs(part) for part in self._parts))
-        for step in snapshots.steps:
-            if step not in intact:
-                log.warning("%s has no intact outputs of step %d: they are recomputed", self.run.path, step)
-                set_tensors(self.step.kept, snapshots.load(step))
-                self.run.add_outputs(step, self._outputs(), replace=not intact)
-                intact.add(step)
-
-    def _outputs(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Log-probabilities and labels of each part, for the current weights."""
-        found = {
-            name: (self.step.log_probabilities(self.placed.batches(part)), torch.from_numpy(part.labels))
-            for name, part in self._parts.items()
-        }
-        self.step.release()
-        return found
-
-    @property
-    def _parts(self) -> dict[str, Part]:
-        data = self.placed.data
-        return {"test": data.test} | ({"held_out": data.held_out} if data.held_out else {})
 
     def _end_cycle(self, completed: int) -> None:
         """Evaluate the member, commit its snapshot, begin the next cycle, save the state."""
         self.log.flush(wait=True)  # first, so that the time of the evaluation is not included in that of the steps
-        error = self.world.first(lambda: self._add_outputs(completed))
+        error = self.world.first(lambda: self._evaluation.add(completed, self._ensembler.snapshots.reserve(completed)))
         self._ensembler.step()
         self.log.note("snapshot", step=completed, test_error=error, seconds=round(self.log.seconds, 3))
         self.save()
         self.log.restart_clock()
         if self.finished:
             self.world.first(self._finish)
-
-    def _add_outputs(self, completed: int) -> float:
-        """Evaluate the member and store its outputs; its test error."""
-        outputs = self._outputs()
-        self.run.add_outputs(completed, outputs, self._ensembler.snapshots.reserve(completed))
-        test, labels = outputs["test"]
-        return float(metrics.error(test.float().exp().numpy(), labels.numpy()))
 
     def _restart(self, ensembler: SnapshotEnsembler) -> None:
         cycle = self.schedule.snapshot_steps.index(ensembler.completed) + 1
@@ -278,12 +243,11 @@ class Training:
 
     def _environment(self) -> dict[str, Any]:
         """The hardware and software of the run."""
-        device, threads = self.placed.device, torch.get_num_threads()
-        cuda = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} thread{'s' * (threads > 1)}"
+        device, processes = self.placed.device, self.world.count
+        name = device_name(device)
         return {
-            "device": f"{self.world.count} × {name}" if self.world.count > 1 else name,
-            "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
+            "device": f"{processes} × {name}" if processes > 1 else name,
+            "peak_memory_bytes": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
             "torch": torch.__version__,
             "snapens": __version__,
         }

@@ -145,19 +145,6 @@ class World:
         torch._foreach_copy_(list(tensors), [part.view(to.shape) for part, to in zip(parts, tensors, strict=True)])
 
 
-def gpu_of_process() -> torch.device:
-    """The GPU of this process: torch's current one, or under torchrun the one with the process's local rank."""
-    if not dist.is_available() or not dist.is_torchelastic_launched():
-        return torch.device("cuda")
-    local_rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if local_rank >= gpus:
-        raise ArgumentError(
-            f"the number of processes must be at most that of GPUs, {gpus}, got process {local_rank + 1} on this "
-            "machine: use a smaller --nproc-per-node, or --device cpu"
-        )
-    return torch.device("cuda", local_rank)
-
-
 def joined() -> World:
     """The processes that torchrun started, which the first call connects; without torchrun, this process alone."""
     if not dist.is_available() or not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":

@@ -47,8 +47,8 @@ def build(
     `name` is one of `NETWORKS`, `torchvision:NAME`, `timm:NAME`, or your own `module:callable`. The callable receives
     `classes` and `inputs` as keywords, and `dropout`, `stem_stride` and `pretrained` where they differ from their
     defaults. `inputs` describes an example: `{"channels": 3}` for images, or `channels=3` for short;
-    `{"features": 20}` for rows of a table. The network is built on the CPU, whatever the default device (except meta,
-    which is respected); the global random generator is left unchanged.
+    `{"features": 20}` for rows of a table. The network is built on the CPU, or on meta if that is the default
+    device; the global random generator is left unchanged.
 
     Examples:
         >>> network = build("densenet40", classes=10)
@@ -115,7 +115,7 @@ def accelerate(network: "nn.Module") -> bool:
 
 
 def blocks(network: "nn.Module") -> "list[nn.Module]":
-    """The repeated blocks of a network of the lab, each worth compiling by itself; no block of any other network."""
+    """The repeated blocks of a network of the lab, which are compiled one by one; empty for any other network."""
     return [module for module in network.modules() if getattr(type(module), "repeats", False)]
 
 

@@ -9,7 +9,7 @@ LOW_32_BITS = 0xFFFFFFFF
 
 
 class KeyedDropout(nn.Module):
-    """Set each value to 0 with probability p, as (key, layer, position) decide, and scale the others by 1 / (1 - p).
+    """Set each value to 0 with probability p, by a hash of (key, layer, position), and scale the others by 1 / (1 - p).
 
     `key` is one int64 that the training loop changes before every step. The masks are the same on every device and in
     every memory format. In eval mode nothing is dropped.
@@ -18,8 +18,8 @@ class KeyedDropout(nn.Module):
     key: Tensor
     layer: Tensor
     part = 0
-    """Which of the equal parts of a batch x is, where several processes each have one: positions are those in the whole
-    batch, so that the masks do not depend on the number of processes."""
+    """The number of the part of a batch that x is, if several processes each have an equal part. Positions are those in
+    the whole batch, so that the masks do not depend on the number of processes."""
 
     def __init__(self, p: float, layer: int) -> None:
         super().__init__()

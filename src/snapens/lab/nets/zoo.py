@@ -50,7 +50,7 @@ def _downloaded(name: str, create: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _with_classes(network: nn.Module, classes: int, name: str) -> nn.Module:
-    """Replace the last linear layer, which every classifier of torchvision but a few ends with."""
+    """Replace the last linear layer, with which almost every classifier of torchvision ends."""
     linear = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ArgumentError(

@@ -1,1 +1,1 @@
-"""The records of a run: its folder, its log, scores, a gallery of images and measured curves."""
+"""The records of a run: its folder, its log, its state, a gallery of images and measured curves."""

@@ -1,7 +1,7 @@
 """Run folders: the recipe of a run, its log, its state, and the outputs of its members."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,11 +17,12 @@ from ...ensemble import Ensemble
 from ...errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ...outputs import Outputs
 from ...snapshots import Snapshots
-from ...storage import durable, parts, sealed, tensorfile
+from ...storage import durable, parts, sealed
 from ...storage.typed import decoded
 from .. import nets
 from ..recipe.preprocessing import Preprocessing, from_flat
 from ..recipe.recipe import Recipe
+from . import format_1
 from .curves import Between
 from .log import Log
 from .state import State as State
@@ -155,8 +156,7 @@ class Run:
                     f"data must be that of the run in {self.path} to resume it, got other {', '.join(differing)}"
                 )
             return
-        content = {"recipe": recipe.written(), "data": dict(data)}
-        self._publish("recipe.json", sealed.encode("recipe", self._named(), content))
+        self._seal("recipe", {"recipe": recipe.written(), "data": dict(data)})
 
     def note(self, event: str, **values: Any) -> None:
         """Add a line to the log."""
@@ -202,19 +202,6 @@ class Run:
             member = Outputs(((self._named(), step),), outputs[None].numpy(), labels.numpy())
             member.append(self.path, part, snapshot, replace=replace)
 
-    def adopt_outputs(self, names: Iterable[str]) -> None:
-        """Rewrite intact outputs of format 1 in the current format, so that each belongs to its snapshot."""
-        path = self.path / parts.FORMAT_1
-        if not durable.exists(path):
-            return
-        for part in names:
-            files = parts.PartFolder(self.path, part)
-            if files.is_format_1 and files.snapshots:
-                with suppress(DamagedError):  # the caller recomputes what is damaged
-                    self.outputs(part).save(self.path, part)
-        with durable.writing(path):
-            path.unlink()
-
     def has_outputs(self, part: str) -> bool:
         """Whether outputs were saved for a part; an I/O error does not mean that there are none."""
         return parts.PartFolder(self.path, part).exists
@@ -230,24 +217,23 @@ class Run:
 
     def outputs(self, part: str = "test") -> Outputs:
         """The members' outputs for the "test" or "held_out" images; members are those of `snapshots.steps`."""
-        self._check_format_1(part)
+        format_1.check_outputs(self, part)
         return Outputs.load(self.path, part)
 
     def keep_curves(self, curves: Between) -> None:
         """Store the errors between the snapshots."""
-        self._publish("curves.json", sealed.encode("curves", self._named(), asdict(curves)))
+        self._seal("curves", asdict(curves))
 
     def curves(self) -> Between | None:
         """The errors between the snapshots; None if they were not measured."""
-        path = self.path / "curves.json"
         try:
             curves = self._sealed("curves", Between)
         except FileNotFoundError:
             return None
         if any(line.snapshot >= len(self.snapshots.steps) for line in curves.lines):
             raise DamagedError(
-                f"{path} must be unaltered, got lines of more than {len(self.snapshots.steps)} snapshots: "
-                "remove the file"
+                f"{self.path / 'curves.json'} must be unaltered, got lines of more than "
+                f"{len(self.snapshots.steps)} snapshots: remove the file"
             )
         return curves
 
@@ -275,27 +261,14 @@ class Run:
             snapshots.close()
         return str(self.identity)
 
+    def _seal(self, kind: str, content: dict[str, Any]) -> None:
+        """Write a file with a checksum."""
+        path, encoded = self.path / f"{kind}.json", sealed.encode(kind, self._named(), content)
+        with durable.writing(path):
+            durable.publish(path, [encoded])
+
     def _sealed(self, kind: str, form: type[T]) -> T:
-        """The content of a file; format 1 had the same fields without a seal."""
+        """The content of such a file; format 1 had the same fields without a checksum."""
         path = self.path / f"{kind}.json"
         raw, of_format_1 = durable.contents(path), lambda content: decoded(form, content, kind)
         return sealed.decode(path, raw, kind, form, run=self.identity, format_1=of_format_1).value
-
-    def _publish(self, name: str, content: bytes) -> None:
-        with durable.writing(self.path / name):
-            durable.publish(self.path / name, [content])
-
-    def _check_format_1(self, part: str) -> None:
-        """Compare outputs of format 1 with the SHA-256 that the log has for their last step."""
-        path = self.path / parts.FORMAT_1
-        if not durable.exists(path) or not parts.PartFolder(self.path, part).is_format_1:
-            return
-        steps, sha256 = tensorfile.header(path)[0].get("steps"), durable.digest(path).sha256
-        last = steps.read().tolist()[-1:] if steps else []
-        noted = [
-            line["outputs_sha256"] for line in self.log() if "outputs_sha256" in line and [line.get("step")] == last
-        ]
-        if noted and noted[-1] != sha256:
-            raise DamagedError(
-                f"{path} must have the SHA-256 in the log, but it was altered: restore it, or resume the run"
-            )

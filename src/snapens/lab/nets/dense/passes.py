@@ -81,7 +81,7 @@ class ForwardPass:
         )  # fmt: skip
 
     def _prepare(self, norm: Norm, channels: int, weight: Tensor | None = None) -> None:
-        """All that depends on statistics: those of new channels, and what a layer's product needs."""
+        """Compute the statistics of new channels, and the norm and the weights for the product of a layer."""
         from .kernels import prepare
 
         shape = self.shape
@@ -206,7 +206,7 @@ class BackwardPass:
 
 
 def precision() -> str:
-    """How tensor cores multiply float32; three products of TF32 numbers are as accurate as float32."""
+    """The precision with which tensor cores multiply float32; three products of TF32 are as accurate as float32."""
     cudnn: Any = torch.backends.cudnn
     # torch 2.9 has replaced allow_tf32
     tf32 = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32

@@ -15,8 +15,8 @@ class Tile(NamedTuple):
     channels: int
     warps: int
     stages: int
-    parts: int = 1  # the nine taps are divided into so many parts
-    programs: int = 1  # so many programs fit on a processor
+    parts: int = 1  # into which the nine taps are divided
+    programs: int = 1  # that fit on a processor
 
 
 # keyed by the largest number of columns of nine taps; the first tile that keeps 9 of 10 processors busy, else the last
@@ -32,11 +32,11 @@ BACKWARD = {
     torch.float32: {256: [Tile(32, 64, 8, 1)]},
 }
 SHARED_BYTES = 196_608  # the shared memory that these tiles need at most
-WIDEST = 256  # a program has registers for so many columns of nine taps
+WIDEST = 256  # the most columns of nine taps for which a program has registers
 ALIGNED = 64  # columns; so each row of a matrix begins a cache line
 PIXELS, CHANNELS = 32, 64  # the tile of a program that only moves data
 FEW_PIXELS = 16  # the same, for kernels that are faster with many small programs
-PARTIALS, COMBINED = 512, 8  # a program combines the statistics of so many tiles and channels at a time
+PARTIALS, COMBINED = 512, 8  # tiles and channels whose statistics a program combines at a time
 ELEMENTS = 512  # of a vector that one program handles
 
 
@@ -113,7 +113,7 @@ class Shape:
         return self.inputs + layer * self.growth
 
     def images_of(self, matrix: Tensor) -> Tensor:
-        """View a matrix (pixels, channels) as (images, channels, side, side), channels last, whatever its side is."""
+        """View a matrix (pixels, channels) as (images, channels, side, side), channels last; it may be pooled."""
         side = round((len(matrix) / self.images) ** 0.5)
         return matrix.view(self.images, side, side, -1).permute(0, 3, 1, 2)
 

@@ -1,0 +1,40 @@
+"""Messages on the standard error stream."""
+
+import sys
+from collections.abc import Sequence
+
+from ..errors import shortened
+
+
+def say(message: str) -> None:
+    """Print a message."""
+    sys.stderr.write(f"{message}\n")
+
+
+def counted(items: Sequence[object], noun: str) -> str:
+    """The number of items with its noun, such as "2 runs"."""
+    return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
+
+
+class Failures:
+    """Prints why runs failed: each reason once, at the end with the number of the other runs that it applies to."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[str]] = {}
+
+    def __enter__(self) -> "Failures":
+        return self
+
+    def add(self, reason: str, run: str, *others: str) -> None:
+        """Some runs have failed for a reason."""
+        if reason in self._runs:
+            self._runs[reason] += [run, *others]
+        else:
+            say(f"snapens: {shortened([run, *others], limit=3)} failed: {reason}")
+            self._runs[reason] = [run]
+
+    def __exit__(self, *exception: object) -> None:
+        for first, *others in self._runs.values():
+            if others:
+                runs = f"{counted(others, 'more run')} failed with the same error as {first}"
+                say(f"snapens: {runs}: {shortened(others, limit=3)}")
