@@ -8,7 +8,7 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Distillation, Snapshot
 from . import processes
 from .evaluation import Folder, combination_of
-from .options import Place, TrainingOptions, arg
+from .options import ImportNetwork, Place, TrainingOptions, arg
 
 if TYPE_CHECKING:
     from ..lab.recipe import Recipe, Teacher
@@ -39,20 +39,21 @@ class Distill:
     """The seed of weights, order, transforms and dropout."""
     out: Place = None
     """The run folder. By default a folder in runs/ that is named after the recipe."""
+    import_network: ImportNetwork = False
 
     def __call__(self) -> int:
         """Train, then print the student's test error next to those of the teacher."""
         from ..lab.engine.teacher import teacher_of
         from ..lab.records.run import Run
         from . import tables
-        from .loader import import_from_here
+        from .loader import import_network_of
         from .training import show_report, train
 
         run = Run(self.run)
+        import_network_of(run, self.import_network)
         teacher = processes.world().agree(lambda: teacher_of(self.run, combination_of(run, self.last)))
         recipe = self._recipe(run.recipe, teacher)
         out = self.out or Path("runs") / f"distilled-{run_name(recipe)}"
-        import_from_here([run.recipe.network.name])
         status = train([(recipe, out)], self.training, teachers=[self.run])
         processes.end_others(status)
         if status == 0:

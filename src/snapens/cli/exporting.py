@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from .evaluation import Folder, combination_of
-from .options import Flag, Place, arg
+from .options import Flag, ImportNetwork, Place, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from torch import Tensor
@@ -36,15 +36,16 @@ class Export:
     """Take raw examples (uint8 pixels, or rows of numbers); preprocessing becomes a part of the file."""
     tolerance: float = 1e-5
     """The largest accepted difference from the predictions of PyTorch."""
+    import_network: ImportNetwork = False
 
     def __call__(self) -> int:
         """Write the file and its card, and print their paths."""
         from .. import export
         from ..lab.records.run import Run
-        from .loader import import_from_here
+        from .loader import import_network_of
 
         run = Run(self.run)
-        import_from_here([run.recipe.network.name])
+        import_network_of(run, self.import_network)
         ensemble = run.ensemble(combination=combination_of(run, self.last), raw=self.raw_inputs, device="cpu")
         suffix = {"onnx": ".onnx", "program": ".pt2"}[self.format]
         path = self.out or Path(f"{run.path.resolve().name}{suffix}")

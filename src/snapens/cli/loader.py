@@ -13,6 +13,7 @@ from .messages import say
 
 if TYPE_CHECKING:
     from ..lab.data.protocol import Data
+    from ..lab.records.run import Run
     from .options import TrainingOptions
 
 # data set -> the folder in --data that is read if it exists, else --data itself
@@ -100,9 +101,23 @@ def import_from_here(networks: Iterable[str]) -> None:
 
     The folder comes last in `sys.path`, so a file in it cannot replace an installed package.
     """
-    own = any(":" in name and name.partition(":")[0] not in ("torchvision", "timm") for name in networks)
-    if own and (here := str(Path.cwd())) not in sys.path:
+    if any(map(_is_own, networks)) and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
+
+
+def import_network_of(run: "Run", allowed: bool) -> None:
+    """Allow the network that a run folder names as module:callable to be imported, if the user agrees."""
+    name = run.recipe.network.name
+    if _is_own(name) and not allowed:
+        raise ArgumentError(
+            f"import_network must be given for the network {name!r} of {run.path}, which is code that would be "
+            "executed: add --import-network if you trust it"
+        )
+    import_from_here([name])
+
+
+def _is_own(network: str) -> bool:
+    return ":" in network and network.partition(":")[0] not in ("torchvision", "timm")
 
 
 def require_outside_images(jobs: Jobs, root: Path | None) -> None:

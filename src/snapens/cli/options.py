@@ -14,6 +14,13 @@ def arg(metavar: str | None = None, hint: str = "") -> Any:
 
 Place = Annotated[Path | None, arg("PATH")]
 Flag = Annotated[bool, arg()]
+ImportNetwork = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="Import the network of a run that was trained with module:callable; this executes its code.",
+        help_behavior_hint="",
+    ),
+]
 Preset = Annotated[str | None, arg("NAME")]
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, arg("RUN [RUN ...]", "(required)")]
 

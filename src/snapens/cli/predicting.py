@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from ..errors import ArgumentError
 from .evaluation import Folder, combination_of
 from .messages import say
-from .options import arg
+from .options import ImportNetwork, arg
 
 if TYPE_CHECKING:
     from ..combination import Combination
@@ -41,12 +41,14 @@ class Predict:
     """auto: the GPU if there is one, else the CPU."""
     batch: int = 64
     """Examples per batch."""
+    import_network: ImportNetwork = False
 
     def __call__(self) -> int:
         """Print a prediction per example; the status is 1 if some examples cannot be used."""
         from ..lab.data.unlabelled import chunks, listed
         from ..lab.records.run import Run
         from .interrupt import Interrupt
+        from .loader import import_network_of
         from .progress import Counting
 
         if self.batch < 1:
@@ -58,6 +60,7 @@ class Predict:
         streams = self.format != "table" and sys.stdout.isatty()  # then lines on the terminal show the progress
         failed = 0
         with Interrupt():
+            import_network_of(run, self.import_network)
             predictor = _Predictor(run, combination_of(run, self.last), self.device)
             shown = Counting("images" if count else "rows", count, bar=sys.stderr.isatty() and not streams)
             with _WRITERS[self.format]() as write, shown as progress:  # the bar ends before a table is printed
@@ -74,9 +77,7 @@ class _Predictor:
 
     def __init__(self, run: "Run", combination: "Combination | None", device: str) -> None:
         from ..lab.engine.device import chosen_device
-        from .loader import import_from_here
 
-        import_from_here([run.recipe.network.name])
         self._device = chosen_device(device)
         self._ensemble: Ensemble = run.ensemble(combination=combination, device=self._device)
         self._classes, self._preprocessing = run.data["classes"], run.preprocessing

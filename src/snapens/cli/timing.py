@@ -12,8 +12,8 @@ from ..lab.recipe import Settings
 from ..storage import jsonfile
 from .evaluation import in_words
 from .interrupt import Interrupt
-from .loader import data_root, import_from_here
-from .options import Flag, Place, arg
+from .loader import data_root, import_from_here, import_network_of
+from .options import Flag, ImportNetwork, Place, arg
 
 Networks = Annotated[tuple[str, ...], Positional, arg("[NETWORK ...]", "(default: resnet110 wrn32 densenet40)")]
 _NETWORKS = ("resnet110", "wrn32", "densenet40")
@@ -94,6 +94,7 @@ class BenchPredict:
     """auto: the GPU if there is one, else the CPU."""
     out: Place = None
     """Also write the numbers to this JSON file."""
+    import_network: ImportNetwork = False
 
     def __call__(self) -> int:
         """Print milliseconds per batch, and the ratio to one model, after each measurement."""
@@ -115,7 +116,10 @@ class BenchPredict:
         from ..lab.records.run import Run
 
         device, run = chosen_device(self.device), None if self.run is None else Run(self.run)
-        import_from_here(self.networks if run is None else [run.recipe.network.name])
+        if run is None:
+            import_from_here(self.networks)
+        else:
+            import_network_of(run, self.import_network)
         console = Console(highlight=False)
         console.print(f"{device_name(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
         found: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__, "networks": {}}
