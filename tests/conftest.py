@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import nn
 
+from snapens import Snapshots
 from snapens.outputs import Outputs
 
 
@@ -35,6 +36,26 @@ def net():
 @pytest.fixture
 def make_net():
     return Net
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Snapshots in a folder, open to write."""
+    opened = Snapshots(tmp_path / "run")
+    opened.open_to_write()
+    return opened
+
+
+@pytest.fixture(params=[True, False], ids=["resident", "streamed"])
+def resident(request):
+    """Whether all members of an ensemble are in memory, or one at a time."""
+    return request.param
+
+
+@pytest.fixture(params=["memory", "folder"])
+def path(request, tmp_path):
+    """Where snapshots are stored; None for memory."""
+    return None if request.param == "memory" else tmp_path / "run"
 
 
 @pytest.fixture

@@ -1,56 +1,17 @@
 import copy
 import random
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from members import A, B, Shaped, X, mean_of, pair, trained, weighted
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from snapens import Combination, Ensemble, Snapshots
-from snapens.batches import arguments
-from snapens.errors import ArgumentError, DamagedError, MismatchError
+from snapens.errors import ArgumentError
 from snapens.weights import tensors
-
-
-def weighted(steps, weights):
-    return Combination(tuple(("memory", step) for step in steps), tuple(weights))
-
-
-def trained(make, steps=(4, 8, 12), path=None, **options):
-    """A store of differing networks, and those networks in evaluation mode."""
-    store = Snapshots(path, **options)
-    store.open_to_write()
-    networks = []
-    for step in steps:
-        network = make()
-        for value in network.state_dict().values():  # no two tensors are equal
-            value.add_(torch.rand_like(value, dtype=torch.float32)) if value.is_floating_point() else value.add_(step)
-        store.commit(step, tensors(network))
-        networks.append(network.eval())
-    return store, networks
-
-
-@pytest.fixture(params=[True, False], ids=["resident", "streamed"])
-def resident(request):
-    return request.param
-
-
-@pytest.fixture(params=["memory", "folder"])
-def path(request, tmp_path):
-    return None if request.param == "memory" else tmp_path / "run"
-
-
-X = torch.randn(10, 4, generator=torch.Generator().manual_seed(1))
-
-
-def mean_of(networks, x=X):
-    with torch.no_grad():
-        return torch.stack([network.double()(x.double()).softmax(-1) for network in copy.deepcopy(networks)]).mean(0)
-
 
 # what it computes
 
@@ -148,35 +109,7 @@ def test_a_weight_of_zero_excludes_a_member(make_net):
     torch.testing.assert_close(ensemble(X).double(), mean_of(networks[:2]), atol=1e-6, rtol=0)
 
 
-def test_bf16_snapshots_load_into_a_float32_model(make_net, resident):
-    store, networks = trained(make_net, dtype=torch.bfloat16)
-    ensemble = Ensemble(store, make_net(), resident=resident)
-    assert ensemble(X).dtype == torch.float32
-    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=0.02, rtol=0)
-
-
 # other tasks and outputs
-
-
-class Shaped(nn.Module):
-    """Returns its only weight, in the shape and the wrapper that a test needs."""
-
-    def __init__(self, value, wrap=lambda t: t):
-        super().__init__()
-        self.value, self.wrap = nn.Parameter(value), wrap
-
-    def forward(self, x=None, *, scale=1.0):
-        return self.wrap(self.value * scale)
-
-
-def pair(a, b):
-    store = Snapshots()
-    store.commit(1, {"value": a})
-    store.commit(2, {"value": b})
-    return store
-
-
-A, B = torch.randn(2, 5, 4, 4), torch.randn(2, 5, 4, 4)
 
 
 def test_half_precision_scores_are_averaged_in_float32_and_doubles_in_double():
@@ -204,34 +137,12 @@ def test_any_callable_is_an_activation():
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A), activation=torch.sigmoid)(), (A.sigmoid() + B.sigmoid()) / 2)
 
 
-@dataclass
-class ModelOutput:
-    logits: torch.Tensor
-    loss: None = None
-
-
-@pytest.mark.parametrize("wrap", [ModelOutput, lambda t: {"logits": t, "hidden": "anything"}])
-def test_logits_are_found_in_objects_and_mappings(wrap):
-    expected = (A.softmax(-1) + B.softmax(-1)) / 2
-    assert torch.allclose(Ensemble(pair(A, B), Shaped(A, wrap))(), expected)
-
-
 def test_a_mapping_of_several_heads_gives_a_mapping_of_means(make_net):
     ensemble = Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t[:1]}))
     both = ensemble()
     assert torch.allclose(both["b"], (A[:1].softmax(-1) + B[:1].softmax(-1)) / 2)
     assert ensemble.predict([X, X])["a"].shape == (4, 5, 4, 4)
     assert [k for k, _ in ensemble.anytime()] == [1, 2]
-
-
-def test_keyword_arguments_reach_the_members():
-    expected = ((2 * A).softmax(-1) + (2 * B).softmax(-1)) / 2
-    assert torch.allclose(Ensemble(pair(A, B), Shaped(A))(scale=2.0), expected)
-
-
-def test_an_output_without_scores_is_rejected():
-    with pytest.raises(ArgumentError, match=r"a mapping of tensors or something with \.logits, got tuple"):
-        Ensemble(pair(A, B), Shaped(A, lambda t: (t, t)))()
 
 
 # predict
@@ -246,13 +157,6 @@ def test_predict_joins_the_batches_and_equals_forward(make_net, path, resident):
         DataLoader(TensorDataset(X, torch.zeros(10)), 3),
     ):
         assert torch.allclose(ensemble.predict(loader), ensemble(X), atol=1e-7)
-
-
-def test_predict_takes_mappings_as_keywords_and_tuples_as_arguments():
-    ensemble = Ensemble(pair(A, B), Shaped(A))
-    assert torch.equal(ensemble.predict([{"scale": 2.0}]), ensemble(scale=2.0))
-    assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: {"scale": batch}), ensemble(scale=3.0))
-    assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: (batch,)), ensemble(3.0))
 
 
 class Halved(nn.Module):
@@ -281,117 +185,6 @@ def test_preprocessing_is_applied_once_per_batch_in_front_of_all_members(make_ne
     assert ensemble.double().preprocess.factor.dtype == torch.float64
 
 
-class Batch(NamedTuple):
-    image: torch.Tensor
-    label: torch.Tensor
-
-
-class Inputs(NamedTuple):
-    left: torch.Tensor
-    to: torch.Tensor  # not the method that moves a tensor
-
-
-class Product(nn.Module):
-    """Returns its only weight, multiplied by two arguments."""
-
-    def __init__(self):
-        super().__init__()
-        self.value = nn.Parameter(torch.zeros(3))
-
-    def forward(self, left, right):
-        return self.value * left * right
-
-
-def test_the_first_field_of_a_named_tuple_is_the_input(make_net):
-    store, _ = trained(make_net)
-    ensemble = Ensemble(store, make_net())
-    examples = [Batch(x, torch.tensor(0)) for x in X]
-    loader = DataLoader(examples, 4)
-    assert isinstance(next(iter(loader)), Batch)
-    assert torch.allclose(ensemble.predict(loader), ensemble(X), atol=1e-7)
-    assert torch.allclose(ensemble.predict([Batch(X, torch.zeros(10))]), ensemble(X), atol=1e-7)
-
-
-def test_a_named_tuple_of_inputs_is_several_arguments():
-    ensemble = Ensemble(pair(torch.ones(3), torch.zeros(3)), Product(), activation=None)
-    inputs = Inputs(torch.full((2, 1), 4.0), torch.full((2, 1), 3.0))
-    expected = torch.full((2, 3), 6.0)  # half of 1 * 4 * 3
-    assert torch.equal(ensemble.predict([(inputs, "label")]), expected)
-    assert torch.equal(ensemble.predict([Batch(inputs, "label")]), expected)
-    assert torch.equal(ensemble.predict([inputs], inputs=lambda batch: batch), expected)
-
-
-def test_moving_to_a_device_keeps_the_type_of_a_named_tuple():
-    moved = Batch(Inputs(torch.ones(1), torch.ones(1)), [torch.ones(1), "text"])
-    (found,), _ = arguments([moved], torch.device("meta"))
-    (found,) = found
-    assert type(found) is Batch
-    assert type(found.image) is Inputs
-    assert type(found.label) is list
-    assert {found.image.left.device.type, found.image.to.device.type, found.label[0].device.type} == {"meta"}
-
-
-def test_predict_loads_each_member_once(make_net, tmp_path, monkeypatch):
-    store, _ = trained(make_net, path=tmp_path)
-    ensemble = Ensemble(store, make_net(), resident=False)
-    reads, read = [], type(store.entries(4)["head.weight"]).read
-    monkeypatch.setattr("snapens.storage.tensorfile.Stored.read", lambda self: reads.append(self.name) or read(self))
-    ensemble.predict([X] * 50)
-    assert reads.count("head.weight") == 2  # the newest is loaded already; the other two are read once
-
-
-def test_streaming_reads_only_tensors_that_differ(tmp_path, monkeypatch):
-    store = Snapshots(tmp_path)
-    store.open_to_write()
-    for step in (1, 2, 3):
-        store.commit(
-            step,
-            {
-                "0.weight": torch.ones(4, 4),
-                "0.bias": torch.zeros(4),
-                "1.weight": torch.ones(2, 4) * step,
-                "1.bias": torch.zeros(2),
-            },
-        )
-    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), resident=False)
-    reads, read = [], type(store.entries(1)["0.bias"]).read
-    monkeypatch.setattr("snapens.storage.tensorfile.Stored.read", lambda self: reads.append(self.name) or read(self))
-    ensemble(X)
-    assert reads == ["1.weight", "1.weight"]
-
-
-def test_predict_reports_its_progress(make_net):
-    store, _ = trained(make_net)
-    seen = []
-    Ensemble(store, make_net(), last=2).predict([X, X], progress=lambda *args: seen.append(args))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
-def test_progress_of_a_loader_without_a_length_has_no_total(make_net):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield from X
-
-    store, _ = trained(make_net, steps=(4,))
-    seen = []
-    Ensemble(store, make_net()).predict(DataLoader(Stream(), 5), progress=lambda *args: seen.append(args))
-    assert seen == [(1, None), (2, None)]
-
-
-def test_packed_sequences_are_one_input():
-    class Lengths(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.value = nn.Parameter(torch.zeros(3))
-
-        def forward(self, packed):
-            assert isinstance(packed, PackedSequence)
-            return self.value.expand(len(packed.sorted_indices), 3)
-
-    packed = pack_sequence([torch.ones(3, 1), torch.ones(5, 1)], enforce_sorted=False)
-    assert Ensemble(pair(torch.ones(3), torch.zeros(3)), Lengths()).predict([packed]).shape == (2, 3)
-
-
 def test_outputs_are_the_log_probabilities_of_each_member_oldest_first_and_unweighted(make_net, resident):
     store, networks = trained(make_net)
     ensemble = Ensemble(store, make_net(), combination=weighted((4, 8, 12), (1, 2, 3)), resident=resident)
@@ -402,29 +195,6 @@ def test_outputs_are_the_log_probabilities_of_each_member_oldest_first_and_unwei
     for member, network in zip(found.log_probabilities, networks, strict=True):
         assert np.array_equal(member, network(X).log_softmax(-1).half().detach().numpy())
     assert seen == [(k, 6) for k in range(1, 7)]
-
-
-def test_inputs_and_targets_are_taken_from_a_batch_as_the_caller_says(make_net):
-    store, _ = trained(make_net)
-    ensemble, labels = Ensemble(store, make_net()), torch.tensor([2, 0])
-    expected = ensemble.outputs([(X[:2], labels)]).log_probabilities
-    for batch, options in (
-        ([X[:2], labels], {}),
-        ({"x": X[:2], "y": labels}, {"inputs": lambda b: b["x"], "targets": lambda b: b["y"]}),
-        ({"input": X[:2], "labels": [2, 0]}, {"inputs": lambda b: b["input"]}),
-    ):
-        found = ensemble.outputs([batch], **options)
-        assert np.array_equal(found.log_probabilities, expected)
-        assert found.labels.tolist() == [2, 0]
-    for batch in (X[:2], (X[:2],), {"input": X[:2]}):
-        with pytest.raises(ArgumentError, match=r"batch must contain labels, got .*: pass targets="):
-            ensemble.outputs([batch], inputs=lambda b: X[:2])
-
-
-def test_labels_with_fractions_are_rejected(make_net):
-    store, _ = trained(make_net)
-    with pytest.raises(ArgumentError, match=r"targets must be class indices, got torch\.float32 with fractions"):
-        Ensemble(store, make_net()).outputs([(X, torch.full((10,), 0.7))])
 
 
 def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
@@ -558,35 +328,6 @@ def test_a_combination_can_be_changed_at_run_time_also_to_members_not_used_befor
             ensemble.members  # noqa: B018
 
 
-class Shrinking:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        yield from self.batches
-        self.batches = self.batches[1:]
-
-
-@pytest.mark.parametrize(
-    ("loader", "words"),
-    [
-        (iter([X]), "got list_iterator: pass a DataLoader or a list"),
-        ((x for x in [X]), "got generator"),
-        (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
-        (TensorDataset(X), "got TensorDataset: pass a DataLoader"),
-        (DataLoader(TensorDataset(X), batch_sampler=BatchSampler(RandomSampler(X), 5, False)), "got a RandomSampler"),
-        (Shrinking([X[:5], X[:1], X[:5]]), "the same batches, at least one, for every member"),
-        (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False"),
-        (Shrinking([X, X]), "the same batches, at least one, for every member"),
-        ([], "at least one"),
-    ],
-)
-def test_a_loader_that_would_mix_up_examples_is_rejected(make_net, loader, words):
-    store, _ = trained(make_net)
-    with pytest.raises(ArgumentError, match=words):
-        Ensemble(store, make_net()).predict(loader)
-
-
 # what it does not change
 
 
@@ -632,122 +373,7 @@ def test_loading_needs_only_the_folder_and_an_instance_of_the_model(make_net, tm
     assert torch.equal(Ensemble.load(Snapshots(tmp_path / "run"), make_net(), last=2)(X), ensemble(X))
 
 
-def test_models_with_compiled_children_can_be_loaded(make_net):
-    store, networks = trained(make_net)
-    model = make_net()
-    model.mix = torch.compile(model.mix, backend="eager")
-    torch.testing.assert_close(Ensemble(store, model)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
-
-
-def test_resident_members_share_what_their_snapshots_share():
-    store, frozen, thawed = Snapshots(), torch.randn(8, 4), torch.randn(8, 4)
-    for step, base in ((1, frozen), (2, frozen), (3, thawed)):
-        store.commit(
-            step, {"0.weight": base, "0.bias": torch.zeros(8), "1.weight": torch.randn(2, 8), "1.bias": torch.randn(2)}
-        )
-    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
-    first, second, third = (tensors(replica) for replica in ensemble._replicas)  # newest first
-    assert second["0.weight"] is third["0.weight"] is not first["0.weight"]
-    assert first["0.bias"] is third["0.bias"]
-    assert first["1.weight"] is not second["1.weight"]
-    assert torch.equal(first["0.weight"], thawed)
-    moved = ensemble.to(torch.float64)(X.double())
-    each = [
-        torch.nn.functional.linear(torch.nn.functional.linear(X, s["0.weight"]), s["1.weight"], s["1.bias"]).softmax(-1)
-        for s in map(store.load, (1, 2, 3))
-    ]
-    torch.testing.assert_close(moved, torch.stack(each).mean(0).double(), atol=1e-6, rtol=0)
-
-
-def test_a_damaged_snapshot_matters_only_to_an_ensemble_that_needs_it(make_net, tmp_path):
-    _, networks = trained(make_net, path=tmp_path)
-    next((tmp_path / "snapshots").glob("step-000000004-*")).write_bytes(b"")
-    ensemble = Ensemble.load(tmp_path, make_net(), last=2)
-    torch.testing.assert_close(ensemble(X).double(), mean_of(networks[1:]), atol=1e-6, rtol=0)
-    with pytest.raises(DamagedError):
-        ensemble.last = 3
-    assert ensemble.last == 2
-
-
-def test_an_interrupted_read_does_not_change_members_that_share_tensors(monkeypatch):
-    store, shared = Snapshots(), torch.randn(8, 4)
-    for step, base in ((1, torch.randn(8, 4)), (2, shared), (3, shared)):
-        store.commit(step, {"0.weight": base, "1.weight": torch.randn(2, 8)})
-    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False)), last=1)
-    before, ((run, _),) = ensemble(X), ensemble.combination.members
-
-    def interrupt(entry):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(store.entries(2)["1.weight"]), "read", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ensemble.last = 2
-    ensemble.combination = Combination(((run, 1), (run, 3)))
-    ensemble.last = 1
-    assert torch.equal(ensemble(X), before)
-
-
-def test_an_ensemble_built_in_inference_mode_works_outside_it(make_net, resident):
-    store, _ = trained(make_net)
-    with torch.inference_mode():
-        ensemble = Ensemble(store, make_net(), resident=resident)
-        inside = ensemble(X)
-    assert torch.equal(ensemble(X), inside)
-
-
-def test_more_members_are_read_when_last_is_raised(make_net, tmp_path):
-    store, networks = trained(make_net, path=tmp_path)
-    ensemble = Ensemble(store, make_net(), last=1)
-    assert len(ensemble._replicas) == 1
-    ensemble.last = 3
-    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
-
-
-def test_a_member_that_cannot_be_read_is_never_used_in_part(make_net, tmp_path):
-    store, networks = trained(make_net, path=tmp_path)
-    ensemble = Ensemble(store, make_net(), resident=False)
-    damaged = next((tmp_path / "snapshots").glob("step-000000008-*"))
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DamagedError):
-        ensemble(X)
-    damaged.write_bytes(content)
-    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
-
-
 # what it rejects
-
-
-def edited(make_net, change):
-    store, _ = trained(make_net, steps=(4,))
-    state = store.load(4)
-    change(state)
-    store.commit(8, state)
-    return store
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda s: s.pop("head.bias"), "of the snapshot of step 8, got missing head.bias"),
-        (lambda s: s.update(more=torch.ones(1)), "got extra more"),
-        (lambda s: s.update({"head.bias": torch.ones(4)}), r"got head.bias has shape \(4,\), the model's is \(3,\)"),
-        (lambda s: s.update({"head.bias": torch.ones(3, dtype=torch.int64)}), "head.bias has dtype torch.int64"),
-        (lambda s: s.update({"norm.num_batches_tracked": torch.tensor(1, dtype=torch.int32)}), "dtype torch.int32"),
-        (lambda s: s.update({"mix.weight": torch.ones(8, 8)}), "mix.weight is tied to again.weight in the model only"),
-    ],
-)
-def test_a_snapshot_of_another_architecture_is_rejected_with_the_difference(make_net, change, words):
-    with pytest.raises(MismatchError, match=words):
-        Ensemble(edited(make_net, change), make_net())
-
-
-def test_a_long_list_of_differences_is_shortened(make_net):
-    store = Snapshots()
-    store.commit(1, {f"t{k}": torch.ones(1) for k in range(30)})
-    with pytest.raises(MismatchError, match="and 31 more"):
-        Ensemble(store, make_net())
 
 
 @pytest.mark.parametrize("last", [0, 4, -1, 1.0, True + 3])
@@ -841,55 +467,3 @@ def test_an_output_that_does_not_exist_is_rejected(make_net, options, words):
     store, _ = trained(make_net)
     with pytest.raises(ArgumentError, match=words):
         Ensemble(store, make_net(), **options)
-
-
-# snapshots of some tensors
-
-
-def with_heads(make, path, names=("head.weight", "head.bias")):
-    """A store of three snapshots that hold only some tensors, a model, and the networks that they make together."""
-    store, model, networks = Snapshots(path), make(), []
-    store.open_to_write()
-    for step in (4, 8, 12):
-        store.commit(step, {name: torch.rand_like(model.state_dict()[name]) for name in names}, partial=True)
-        network = copy.deepcopy(model)
-        network.load_state_dict({**model.state_dict(), **store.load(step)})
-        networks.append(network.eval())
-    return store, model, networks
-
-
-def test_the_tensors_that_snapshots_lack_come_from_the_model(make_net, path, resident):
-    store, model, networks = with_heads(make_net, path)
-    ensemble = Ensemble(store, model, strict=False, resident=resident)
-    for expected in (networks, networks[-2:], networks):
-        ensemble.last = len(expected)
-        with torch.no_grad():
-            torch.testing.assert_close(ensemble(X).double(), mean_of(expected))
-
-
-def test_resident_members_share_the_tensors_of_the_model(make_net):
-    store, model, _ = with_heads(make_net, None)
-    members = Ensemble(store, model, strict=False).members
-    assert len({id(member.module.weight) for member in members}) == 1
-    assert len({id(member.norm.running_mean) for member in members}) == 1
-    assert len({id(member.head.weight) for member in members}) == 3
-    assert members[0].module.weight is not model.module.weight
-
-
-def test_snapshots_of_some_tensors_are_rejected_by_default(make_net):
-    store, model, _ = with_heads(make_net, None)
-    with pytest.raises(MismatchError, match=r"missing again.weight.*strict=False"):
-        Ensemble(store, model)
-
-
-def test_a_tensor_that_the_model_lacks_is_rejected_without_strict_too(make_net):
-    store, _, _ = with_heads(make_net, None)
-    with pytest.raises(MismatchError, match=r"extra head.bias"):
-        Ensemble(store, nn.Linear(2, 2), strict=False)
-
-
-def test_snapshots_that_lack_different_tensors_are_rejected(make_net):
-    store, model, _ = with_heads(make_net, None)
-    store.commit(16, tensors(make_net()))
-    with pytest.raises(MismatchError, match="lack the same tensors for strict=False, but that of step 16"):
-        Ensemble(store, model, strict=False)

@@ -160,8 +160,9 @@ def test_tensors_of_any_float_type_are_taken(members, labels):
             "wrong must be true or false, one per example, got int64 of shape (1, 1)",
         ),
         (lambda: metrics.risk_coverage([0.5], [0.5]), "wrong must be true or false"),
-        (lambda: metrics.class_errors([True], [0, 1], 2), "labels must be whole numbers from 0 to 1, one per entry"),
-        (lambda: metrics.class_errors([True], [2], 2), "got int64 of shape (1,) from 2 to 2"),
+        (lambda: metrics.class_errors([True], [0, 1], 2), "labels must have one entry per example"),
+        (lambda: metrics.class_errors([True], [], 2), "labels must have one entry per example"),
+        (lambda: metrics.class_errors([True], [2], 2), "whole numbers from 0 to 1, got int64 2 to 2"),
         (lambda: metrics.class_errors([0.5], [0], 2), "wrong must be true or false, one per example"),
         (
             lambda: metrics.correlation([[0.5, 0.5]]),

@@ -12,6 +12,7 @@ from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
 from snapens.outputs import Outputs
 from snapens.storage import durable, parts, tensorfile
+from snapens.storage.lock import WriterLock
 
 LABELS = np.array([0, 1, 2, 0], np.int64)
 
@@ -165,7 +166,7 @@ def test_every_file_of_a_part_is_checked(folder, name):
 
 def test_one_writer_at_a_time_and_a_full_disk_is_an_error_of_our_own(folder, monkeypatch):
     outputs(folder, 4, 8).save(folder, "test")
-    lock = durable.WriterLock(folder / "outputs/writer.lock")
+    lock = WriterLock(folder / "outputs/writer.lock")
     monkeypatch.setattr(parts, "_LOCK_SECONDS", 0.0)
     with pytest.raises(LockedError):
         outputs(folder, 4, 8).save(folder, "test")
@@ -195,8 +196,8 @@ def test_outputs_that_another_process_saves_during_a_save_are_not_overwritten(fo
 
 
 def test_the_lock_of_outputs_is_required_when_they_are_published(folder, monkeypatch):
-    ensured, publish, ensure = [], durable.publish, durable.WriterLock.ensure
-    monkeypatch.setattr(durable.WriterLock, "ensure", lambda lock: ensured.append("lock") or ensure(lock))
+    ensured, publish, ensure = [], durable.publish, WriterLock.ensure
+    monkeypatch.setattr(WriterLock, "ensure", lambda lock: ensured.append("lock") or ensure(lock))
     monkeypatch.setattr(durable, "publish", lambda path, content: ensured.append(path.suffix) or publish(path, content))
     outputs(folder, 4, 8).save(folder, "test")
     assert ensured == ["lock", *[".safetensors"] * 3, "lock", ".json"]
@@ -218,7 +219,7 @@ def test_a_damaged_index_is_an_error_and_no_file_is_removed(folder):
 
 def test_a_writer_waits_until_another_has_saved(folder):
     outputs(folder, 4, 8).save(folder, "test")
-    held = durable.WriterLock(folder / "outputs" / "writer.lock")
+    held = WriterLock(folder / "outputs" / "writer.lock")
     waiting = threading.Thread(target=outputs(folder, 4, 8).save, args=(folder, "held_out"))
     waiting.start()
     assert not (folder / "outputs/held_out.json").exists()

@@ -58,19 +58,16 @@ def second(batch: Any) -> Any:
 
 def rows(value: Any, index: Tensor, examples: int) -> Any:
     """The rows at `index` of every tensor with one row per example, in nested tuples, lists and mappings."""
-    if isinstance(value, Tensor):
-        return value[index.to(value.device)] if value.ndim and len(value) == examples else value
-    if isinstance(value, Mapping):
-        return {key: rows(item, index, examples) for key, item in value.items()}
-    if type(value) is list or _is_tuple(value):
-        found = [rows(item, index, examples) for item in value]
-        return value._make(found) if hasattr(value, "_make") else type(value)(found)
-    return value
+
+    def has_rows(item: Any) -> bool:
+        return isinstance(item, Tensor) and item.ndim > 0 and len(item) == examples
+
+    return _nested(value, has_rows, lambda tensor: tensor[index.to(tensor.device)])
 
 
 def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments for a model, on the device: a mapping gives keyword arguments, a plain or named tuple several."""
-    inputs = _moved(inputs, device)
+    inputs = _nested(inputs, _moves_itself, lambda item: item.to(device))
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if _is_tuple(inputs) else (inputs,)), {}
@@ -110,14 +107,15 @@ def joined(outputs: list[Any]) -> Any:
     return each(lambda *batches: torch.cat(batches), *outputs)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if _moves_itself(value):
-        return value.to(device)
+def _nested(value: Any, applies: Callable[[Any], bool], function: Callable[[Any], Any]) -> Any:
+    """Replace the values for which `applies` is true, in nested tuples, lists and mappings."""
+    if applies(value):
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
+        return {key: _nested(item, applies, function) for key, item in value.items()}
     if type(value) is list or _is_tuple(value):
-        moved = [_moved(item, device) for item in value]
-        return value._make(moved) if hasattr(value, "_make") else type(value)(moved)
+        found = [_nested(item, applies, function) for item in value]
+        return value._make(found) if hasattr(value, "_make") else type(value)(found)
     return value
 
 

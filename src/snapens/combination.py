@@ -46,7 +46,7 @@ class Combination:
                 f"members must have at least one (run, step), or newest must be at least 1 instead, "
                 f"got members={self.members} and newest={self.newest}"
             )
-        if len(set(self.members)) != len(self.members):
+        if len(set(self.members)) != count:
             raise ArgumentError(f"members must be distinct, got {self.members}: use weights")
         if any(not run or step < 1 for run, step in self.members):
             raise ArgumentError(f"members must have the name of a run and a step of at least 1, got {self.members}")
@@ -141,8 +141,6 @@ class Combination:
     def find(cls, folder: str | PathLike[str]) -> "Combination | None":
         """The combination in a run folder, or None if it has none."""
         path = Path(folder) / "combination.json"
-        try:
-            content = durable.contents(path)
-        except (FileNotFoundError, NotADirectoryError):
+        if (content := durable.find(path)) is None:
             return None
         return sealed.decode(path, content, "combination", cls, run=manifest.read(Path(folder)).run).value

@@ -166,8 +166,9 @@ class Ensemble(nn.Module):
         def add(member: Member, share: float, k: int, batch: Any) -> Any:
             if k == len(pools):
                 pools.append(Pool(self.combination.exit_threshold))
-            undecided = pools[k].undecided(self._arguments(inputs(batch)))
-            shape = pools[k].add(self._output(member, *undecided), share) if undecided else None
+            if (undecided := pools[k].undecided(self._arguments(inputs(batch)))) is None:
+                return k
+            shape = pools[k].add(each(Tensor.cpu, self._output(member, *undecided)), share)
             return shape if self.combination.exit_threshold is None else k
 
         self._visit(loader, add, progress)

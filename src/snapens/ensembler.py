@@ -19,7 +19,7 @@ from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .kept import Keep, kept, kept_by_all
 from .ranks import Ranks
 from .rates import Rates
-from .schedule import Schedule, check_order, defaults, description, differences, missing_cycles
+from .schedule import Schedule, check_order, description, differences, missing_cycles
 from .snapshots import Snapshots, check_finite
 from .weights import reject_fsdp1, tensors
 
@@ -179,13 +179,10 @@ class SnapshotEnsembler:
         """Return to the step of a checkpoint; snapshots after it are replaced when training reaches them again."""
         if not {"completed", "schedule", "store", "held"} <= state.keys():
             raise MismatchError(f"state must be what state_dict() returned, got the keys {list(state)}")
-        saved, own = state["schedule"], description(self.schedule)
-        if isinstance(saved, dict):  # a parameter that did not exist yet had its default
-            saved = {**defaults(self.schedule), **saved}
         finished = state["completed"] == self.schedule.total_steps  # then the ends of the cycles no longer matter
-        if not finished and saved not in (own, repr(self.schedule)):  # format 1 stored the repr
+        if not finished and (different := differences(self.schedule, state["schedule"])):
             raise MismatchError(
-                f"schedule must be that of the checkpoint, got {differences(saved, own)}: use that schedule and that "
+                f"schedule must be that of the checkpoint, got {different}: use that schedule and that "
                 "number of steps; if an earlier version began the run with cycles of unequal length, finish the run "
                 "with that version"
             )

@@ -102,12 +102,8 @@ def class_errors(wrong: ArrayLike, labels: ArrayLike, classes: int) -> Floats:
         >>> class_errors([False, True, False, True], labels=[0, 1, 0, 0], classes=3).round(4)
         array([0.3333, 1.    ,    nan])
     """
-    marked, y = _marks("wrong", wrong), np.asarray(labels)
-    if y.shape != marked.shape or not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= classes:
-        raise ArgumentError(
-            f"labels must be whole numbers from 0 to {classes - 1}, one per entry of wrong {marked.shape}, "
-            f"got {y.dtype} of shape {y.shape} from {y.min()} to {y.max()}"
-        )
+    marked = _marks("wrong", wrong)
+    y = _labels(labels, len(marked), classes)
     count, found = np.bincount(y, minlength=classes), np.bincount(y, marked, minlength=classes)
     errors: Floats = np.divide(found, count, out=np.full(count.shape, np.nan), where=count > 0)
     return errors
@@ -267,16 +263,19 @@ def _members(members: ArrayLike) -> Floats:
 
 
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
-    p, y = _probabilities(probabilities), np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
-    if y.shape != (p.shape[-2],):
+    p = _probabilities(probabilities)
+    return p, _labels(labels, *p.shape[-2:])
+
+
+def _labels(labels: ArrayLike, examples: int, classes: int) -> NDArray[np.int64]:
+    y = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+    if y.shape != (examples,):
+        raise ArgumentError(f"labels must have one entry per example ({examples}), got the shape {y.shape}")
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= classes:
         raise ArgumentError(
-            f"labels must have one entry per example of (…, examples, classes) {p.shape}, got the shape {y.shape}"
+            f"labels must be whole numbers from 0 to {classes - 1}, got {y.dtype} {y.min()} to {y.max()}"
         )
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= p.shape[-1]:
-        raise ArgumentError(
-            f"labels must be whole numbers from 0 to {p.shape[-1] - 1}, got {y.dtype} {y.min()} to {y.max()}"
-        )
-    return p, y.astype(np.int64)
+    return y.astype(np.int64)
 
 
 def _probabilities(values: ArrayLike) -> Floats:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import metrics
+from .metrics import Floats as Floats
 
-Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)

@@ -186,18 +186,16 @@ def description(schedule: Schedule) -> dict[str, Any]:
     return {"type": type(schedule).__name__, **plain, **steps}
 
 
-def defaults(schedule: Schedule) -> dict[str, Any]:
-    """The parameters of a schedule that have a default, with this default."""
-    known = getattr(schedule, "__dataclass_fields__", {})
-    return {name: field.default for name, field in known.items() if field.default is not MISSING}
-
-
-def differences(saved: Any, own: Mapping[str, Any]) -> str:
-    """The parameters that differ between the description of a schedule in a checkpoint and another description."""
+def differences(schedule: Schedule, saved: Any) -> str:
+    """The parameters of a schedule that differ from its description in a checkpoint; empty if there are none."""
+    own = description(schedule)
     if not isinstance(saved, Mapping):  # format 1 stored the repr
-        return f"{own} instead of {saved}"
-    names = [name for name in own if saved.get(name) != own[name]]
-    return ", ".join(f"{name}={own[name]!r} instead of {saved.get(name)!r}" for name in names)
+        return "" if saved == repr(schedule) else f"{own} instead of {saved}"
+    known = getattr(schedule, "__dataclass_fields__", {})
+    defaults = {name: field.default for name, field in known.items() if field.default is not MISSING}
+    saved = {**defaults, **saved}  # a parameter that did not exist yet had its default
+    names = [name for name in {**own, **saved} if saved.get(name) != own.get(name)]
+    return ", ".join(f"{name}={own.get(name)!r} instead of {saved.get(name)!r}" for name in names)
 
 
 def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int, first: float = 1) -> tuple[int, ...]:

@@ -139,8 +139,9 @@ class Snapshots:
         _reject_nonfinite(bad, step)
 
     def _stored_dtype(self, tensor: Tensor) -> torch.dtype:
-        narrowed = self.dtype is not None and tensor.is_floating_point() and tensor.itemsize > self.dtype.itemsize
-        return self.dtype if narrowed and self.dtype is not None else tensor.dtype
+        if self.dtype is None or not tensor.is_floating_point() or tensor.itemsize <= self.dtype.itemsize:
+            return tensor.dtype
+        return self.dtype
 
 
 def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:

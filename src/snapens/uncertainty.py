@@ -47,7 +47,7 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
     for member, share in list(zip(ensemble.members, combination.shares, strict=True))[::-1]:
         if (undecided := pool.undecided(inputs)) is None:
             break
-        rows = slice(None) if pool.rows is None else pool.rows.numpy()
+        rows = pool.rows
         output = ensemble.activated(class_scores(member(undecided))).cpu()
         used[rows] += 1
         weights[rows] += share

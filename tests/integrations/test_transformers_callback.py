@@ -500,6 +500,8 @@ def test_a_checkpoint_of_another_training_is_rejected(tmp_path):
     mixed = trainer(tmp_path / "a", SnapshotCallback(2, store=tmp_path / "b/run"))
     with pytest.raises(MismatchError, match="store must be that of the checkpoint"):
         mixed.train(resume_from_checkpoint=str(tmp_path / "a/checkpoints/checkpoint-4"))
+    right = trainer(tmp_path / "b", SnapshotCallback(2, store=tmp_path / "b/run"))  # the folder was released
+    right.train(resume_from_checkpoint=str(tmp_path / "b/checkpoints/checkpoint-4"))
 
 
 def test_two_processes_store_each_snapshot_once_resume_and_evaluate(tmp_path, two_processes):

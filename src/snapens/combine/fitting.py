@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..combination import Combination
 from ..errors import ArgumentError
+from ..metrics import Floats
 from ..outputs import Outputs
 from ..prediction import Prediction
 from .calibration import calibrated_nll, fit_temperature, random_halves
@@ -17,7 +18,6 @@ from .held_out import check_held_out
 from .members import last_members, without_early_members
 from .weights import greedy_weights, mixture_nll, simplex_weights, true_class_probabilities
 
-Floats = NDArray[np.float64]
 Members = int | Literal["all", "last", "greedy", "drop-early"]
 Weights = Literal["equal", "simplex"]
 

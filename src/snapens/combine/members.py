@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ..metrics import Floats
+
 Nll = Callable[[Floats], Floats]
 
 

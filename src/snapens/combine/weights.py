@@ -6,14 +6,13 @@ and stored. They return weights (members,) with the sum 1. A member of weight 0 
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from .. import metrics
 from ..errors import ArgumentError
+from ..metrics import Floats
 from ..outputs import Outputs
 from ..quality import blocks
-
-Floats = NDArray[np.float64]
 
 _TOLERANCE = 1e-6  # nats
 _ITERATIONS = 10_000

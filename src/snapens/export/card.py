@@ -41,9 +41,10 @@ class About:
 
 
 def write(
-    path: Path, graph: Graph, combination: Combination, about: About, kind: str, more: Sequence[Path] = ()
+    path: Path, graph: Graph, combination: Combination, about: About | None, kind: str, more: Sequence[Path] = ()
 ) -> Path:
     """Write the card of an exported file, which may need `more` files, and return its path."""
+    about = about or About()
     sections = (
         [f"# {path.stem}", f"A Snapshot Ensemble as one {kind}: `{path.name}`."],
         ["## Model", model(combination, about, graph.output), *_exit(combination)],

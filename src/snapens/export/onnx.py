@@ -1,7 +1,7 @@
 """ONNX files: they need a runtime such as onnxruntime, and no Python."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,27 +47,13 @@ def to_onnx(
     completely or not at all. Tensors that members share are stored once; tensors of more than 2 GB together are
     stored in a second file beside it.
     """
-    onnx, runtime = package("onnx", "export"), package("onnxruntime", "export")
+    package("onnx", "export")
+    package("onnxruntime", "export")
     package("onnxscript", "export")  # torch imports it
     path = Path(path)
     graph = Graph(ensemble, example, inputs=inputs, prefixes=prefixes)
-    model = _converted(graph)
-    data = _external(model, path)
-
-    def write(file: BinaryIO) -> None:
-        file.write(package("onnx_ir", "export").to_proto(model).SerializeToString())
-        file.flush()
-        session = _session(onnx, runtime, file.name)
-        graph.check(lambda batch: _run(session, batch), tolerance)
-
-    try:
-        durable.write(path, write)
-    except BaseException:
-        if data is not None:
-            data.unlink(missing_ok=True)
-        raise
-    durable.sweep(path.parent, _data_name(path), [data.name] if data else [])
-    card.write(path, graph, ensemble.combination, about or card.About(), card.ONNX, [data] if data else [])
+    data = _written(_converted(graph), path, lambda file: graph.check(_runner(file), tolerance))
+    card.write(path, graph, ensemble.combination, about, card.ONNX, data)
     return path
 
 
@@ -100,11 +86,31 @@ def _root(error: BaseException) -> BaseException:
     return error if error.__cause__ is None else _root(error.__cause__)
 
 
-def _external(model: Any, path: Path) -> Path | None:
-    """Move the tensors of a large model to a second file with a name never used before, and return its path."""
+def _written(model: Any, path: Path, check: Callable[[str], None]) -> list[Path]:
+    """Write a model of onnx_ir, which `check` reads before it gets its name; return the second file, if it has one."""
+    data = _external(model, path)
+
+    def write(file: BinaryIO) -> None:
+        file.write(package("onnx_ir", "export").to_proto(model).SerializeToString())
+        file.flush()
+        check(file.name)
+
+    try:
+        durable.write(path, write)
+    except BaseException:
+        for file in data:
+            file.unlink(missing_ok=True)
+        raise
+    of_this_path = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
+    durable.sweep(path.parent, of_this_path, [file.name for file in data])  # those of the file that was replaced
+    return data
+
+
+def _external(model: Any, path: Path) -> list[Path]:
+    """Move the tensors of a large model to a second file with a name never used before, and return its path, if any."""
     values = [value for value in model.graph.initializers.values() if value.const_value is not None]
     if sum(value.const_value.nbytes for value in values) <= _MOST_BYTES:
-        return None
+        return []
     data, external = path.with_name(f"{path.name}.{durable.unique()}.data"), package("onnx_ir", "export").ExternalTensor
     tensors = [value.const_value for value in values]
     durable.write(data, _aligned(tensors))
@@ -114,7 +120,7 @@ def _external(model: Any, path: Path) -> Path | None:
             data.name, offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=value.name, base_dir=path.parent
         )
         offset += tensor.nbytes + -tensor.nbytes % _ALIGNED_BYTES
-    return data
+    return [data]
 
 
 def _aligned(tensors: Sequence[Any]) -> Iterator[bytes]:
@@ -123,20 +129,14 @@ def _aligned(tensors: Sequence[Any]) -> Iterator[bytes]:
         yield bytes(-tensor.nbytes % _ALIGNED_BYTES)
 
 
-def _data_name(path: Path) -> re.Pattern[str]:
-    """The names of the second files of a path."""
-    return re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
-
-
-def _session(onnx: Any, runtime: Any, path: str) -> Any:
+def _runner(path: str) -> Callable[[dict[str, Tensor]], list[Tensor]]:
+    """The file in onnxruntime, as a function of a batch."""
+    runtime = package("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors only
     try:
-        onnx.checker.check_model(path, full_check=True)
-        return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        package("onnx", "export").checker.check_model(path, full_check=True)
+        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # both raise their own types
         raise ExportError(f"model must be one that onnxruntime can load, got {brief(error)}: use to_program") from error
-
-
-def _run(session: Any, batch: dict[str, Tensor]) -> list[Tensor]:
-    return [torch.from_numpy(found) for found in session.run(None, {k: v.numpy() for k, v in batch.items()})]
+    return lambda batch: [torch.from_numpy(x) for x in session.run(None, {k: v.numpy() for k, v in batch.items()})]

@@ -48,5 +48,5 @@ def to_program(
     if path is not None:
         with quiet():
             durable.write(Path(path), partial(torch.export.save, program))
-        card.write(Path(path), graph, ensemble.combination, about or card.About(), card.PROGRAM)
+        card.write(Path(path), graph, ensemble.combination, about, card.PROGRAM)
     return program

@@ -2,31 +2,31 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from os import PathLike
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..batches import first, second
 from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
-from ..errors import ArgumentError, MismatchError, StoreError
+from ..errors import ArgumentError, MismatchError
 from ..extras import package
 from ..schedule import CyclicCosine, Schedule, missing_cycles
 from ..snapshots import Snapshots
 from ..weights import reject_fsdp1, unwrap
 from .lightning_steps import OptimizerSteps, expected_steps
 from .lightning_validation import Validation
+from .trainer import begin
 
 log = logging.getLogger("snapens")
 
 _OPTIONS = {"on_restart", "on_nonfinite", "drive_lr"}
-_COMPILED = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+_COMPILED = ("_compiler_ctx", "forward", "training_step", "validation_step", "test_step", "predict_step")
 
 
 def _callback_classes() -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
     @property
     def state_key(self) -> str:
         """The name of the state in a checkpoint; it differs for callbacks of different optimizers."""
-        return str(self._generate_state_key(optimizer=self._index))
+        return f"{type(self).__qualname__}{{'optimizer': {self._index}}}"
 
     @property
     def ensembler(self) -> SnapshotEnsembler:
@@ -201,21 +201,16 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
                 f"{trainer.global_step} without it: use a new Trainer, and module.load_state_dict() for the weights"
             )
         self._estimated = self._schedule is None and self._total_steps is None
-        ensembler = SnapshotEnsembler(
+        ensembler = begin(
             module,
             trainer.optimizers[self._index],
             self._schedule or self._cosine(trainer, module),
+            state=self._loaded,
+            remedy="choose another store, or pass ckpt_path= to trainer.fit()",
             store=self._store,
             keep=self._kept(module),
-            resume=True,
-            process_group=dist.group.WORLD if dist.is_available() and dist.is_initialized() else None,
             **self._options,
         )
-        try:
-            self._resume(ensembler)
-        except BaseException:
-            ensembler.close()
-            raise
         self._ensembler, self._begun, self._batches = ensembler, ensembler.completed, 0
         self._stored, self._versions = False, []
         self._steps = OptimizerSteps(ensembler.optimizer, self._step)
@@ -223,15 +218,6 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
     def _cosine(self, trainer: Any, module: Any) -> CyclicCosine:
         total_steps = expected_steps(trainer, module) if self._total_steps is None else self._total_steps
         return CyclicCosine(total_steps, self._cycles or 0)
-
-    def _resume(self, ensembler: SnapshotEnsembler) -> None:
-        if self._loaded:
-            ensembler.load_state_dict(self._loaded)
-        elif held := list(ensembler.state_dict()["store"]["snapshots"]):
-            raise StoreError(
-                f"store must be without snapshots unless fit() resumes from a checkpoint, got {self._store} with those "
-                f"of steps {', '.join(map(str, held))}: choose another store, or pass ckpt_path= to trainer.fit()"
-            )
 
     def _step(self) -> None:
         self._stored |= self.ensembler.step() is not None
@@ -278,16 +264,14 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
 
 
 @contextmanager
-def _uncompiled(module: Any) -> Any:
+def _uncompiled(module: Any) -> Iterator[None]:
     """Remove the methods that `torch.compile` added, and restore them later: a copy would call those of this module."""
-    context = getattr(module, "_compiler_ctx", None)
-    methods = {} if context is None else {name: vars(module).pop(name) for name in _COMPILED if name in vars(module)}
-    if context is not None:
-        module._compiler_ctx = None
+    if getattr(module, "_compiler_ctx", None) is None:
+        yield
+        return
+    compiled = {name: vars(module).pop(name) for name in _COMPILED}  # Lightning's to_uncompiled() cannot be undone
+    module._compiler_ctx = None
     try:
         yield
     finally:
-        if context is not None:
-            module._compiler_ctx = context
-        for name, method in methods.items():
-            setattr(module, name, method)
+        vars(module).update(compiled)

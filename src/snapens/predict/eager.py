@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..pool import Pool
 from .members import Precision, layout_of
 from .plan import Plan, probabilities
 
@@ -17,22 +18,14 @@ class Eager:
 
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions (rows, classes), and the number of members used for each row."""
-        threshold, example = self._plan.threshold, self._example
+        example, pool = self._example, Pool(self._plan.threshold)
         inputs = inputs.to(example.device, example.dtype).contiguous(memory_format=layout_of(example))
-        rows = torch.arange(len(inputs), device=inputs.device)
-        used = torch.ones_like(rows)
-        total = self._weighted(0, inputs)
-        means = total / self._plan.weights[0]
-        for k, weight in enumerate(self._plan.totals[1:], 1):
-            if threshold is not None:
-                undecided = (means[rows].amax(-1) < threshold).nonzero().squeeze(1)
-                if not len(undecided):
-                    break
-                rows, inputs, total = rows[undecided], inputs[undecided], total[undecided]
-            total = total + self._weighted(k, inputs)
-            means[rows], used[rows] = total / weight, k + 1
-        return self._plan.tempered(means), used
-
-    def _weighted(self, k: int, inputs: Tensor) -> Tensor:
-        with self._precision():
-            return probabilities(self._networks[k](inputs)) * self._plan.weights[k]
+        used = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        for k, (network, weight) in enumerate(zip(self._networks, self._plan.weights, strict=True), 1):
+            if (undecided := pool.undecided(inputs)) is None:
+                break
+            used[pool.rows] = k
+            with self._precision():
+                found = probabilities(network(undecided))
+            pool.add(found, weight)
+        return self._plan.tempered(pool.mean), used

@@ -1,14 +1,14 @@
 """Remove BatchNorm from a network in evaluation mode where a convolution or linear layer directly precedes it."""
 
-from collections import Counter
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import fuse_conv_bn_weights
 
 from ..batches import scores
-from .fusing import called, fuse
+from .fusing import called, fuse, once
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -52,17 +52,13 @@ def _remove_unused(traced: fx.GraphModule) -> None:
 
 
 def _fold(traced: fx.GraphModule) -> None:
-    calls = Counter(str(node.target) for node in traced.graph.nodes if node.op == "call_module")
     for node in list(traced.graph.nodes):
-        before = node.args[0] if node.args else None
-        norm, layer = called(traced, node), called(traced, before)
-        if not isinstance(norm, _NORMS) or not isinstance(layer, _LAYERS) or not isinstance(before, fx.Node):
-            continue
+        before: Any = node.args[0] if node.args else None
+        norm: Any = called(traced, node)
+        layer: Any = called(traced, before)
         if type(norm) not in _NORMS or type(layer) not in _LAYERS:  # a subclass may compute something else
             continue
-        if norm.training or norm.running_mean is None or norm.running_var is None:
-            continue
-        if len(before.users) == calls[str(before.target)] == 1:
+        if not norm.training and norm.running_mean is not None and len(before.users) == 1 and once(traced, before):
             layer.weight, layer.bias = fuse_conv_bn_weights(  # also right for linear layers
                 layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
             )

@@ -88,10 +88,11 @@ def affine_relu(
 
     `x` is (images, channels, height, width). The result can be written over x (`out`).
     """
-    if residual is not None and residual.shape == x.shape and residual.dtype == x.dtype and _can_run(x):
-        residual = residual.contiguous(memory_format=torch.channels_last)
-    elif residual is not None or not _can_run(x):
+    fits = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+    if not fits or not _can_run(x):
         return _affine_relu(x, scale, shift, residual)
+    if residual is not None:
+        residual = residual.contiguous(memory_format=torch.channels_last)
     from .kernels import affine_relu as kernel
 
     out = torch.empty_like(x, memory_format=torch.channels_last) if out is None else out
@@ -173,12 +174,10 @@ def _is_relu(traced: fx.GraphModule, node: fx.Node) -> bool:
     return type(called(traced, node)) is nn.ReLU
 
 
-def _is_convolution(traced: fx.GraphModule, node: object) -> bool:
+def _is_convolution(traced: fx.GraphModule, node: fx.Node) -> bool:
     """Whether a node is the only call of a two-dimensional convolution."""
     module = called(traced, node)
-    if not isinstance(node, fx.Node) or type(module) is not nn.Conv2d or module.padding_mode != "zeros":
-        return False
-    return [other.target for other in traced.graph.nodes if other.op == "call_module"].count(node.target) == 1
+    return type(module) is nn.Conv2d and module.padding_mode == "zeros" and once(traced, node)
 
 
 def called(traced: fx.GraphModule, node: object) -> nn.Module | None:
@@ -187,3 +186,8 @@ def called(traced: fx.GraphModule, node: object) -> nn.Module | None:
         return None
     module = traced.get_submodule(str(node.target))
     return None if module._forward_hooks or module._forward_pre_hooks else module
+
+
+def once(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the module that a node calls has no other call."""
+    return [other.target for other in traced.graph.nodes if other.op == "call_module"].count(node.target) == 1

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..errors import DamagedError, StoreError
 from . import durable, manifest, tensorfile
 from .generations import Generations
+from .lock import WriterLock
 from .manifest import Manifest, Record
 from .sealed import Sealed
 from .store import Entry
@@ -25,7 +26,7 @@ class Folder:
         self.path = path
         self._files = path / "snapshots"
         self._generations = Generations(path / "manifest.json", self._files, r"step-\d{9,}")
-        self._lock: durable.WriterLock | None = None
+        self._lock: WriterLock | None = None
         self._written: Sealed[Manifest] | None = None  # only for a writer; readers read the disk each time
         self._reserved = -1, self._files  # the step and the path of the next file
         self._known: dict[str, tuple[dict[str, Stored], dict[str, Place]]] = {}  # files that were checked or written
@@ -124,7 +125,7 @@ class Folder:
         with durable.writing(f"store {self.path}"):
             durable.make_folder(self.path)
             durable.make_subfolder(self._files)
-            self._lock = durable.WriterLock(self.path / "writer.lock")
+            self._lock = WriterLock(self.path / "writer.lock")
             if not durable.exists(path):
                 self._require_untouched()
                 durable.publish(path, [Manifest().encode(uuid.uuid4().hex)])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import StoreError
 from . import durable
+from .lock import WriterLock
 
 log = logging.getLogger("snapens")
 
@@ -24,7 +25,7 @@ class Generations:
         self._name = re.compile(name + r"-[0-9a-f]{12}\.safetensors")
         self._json = re.compile("|".join(re.escape(one.name) for one in (path, self.previous) if one))
         self._base: tuple[bytes, frozenset[str]] | None = None
-        self._lock: durable.WriterLock | None = None
+        self._lock: WriterLock | None = None
         self._on_disk: dict[bytes, frozenset[str]] = {}  # what this writer read in, or may have put into, the JSON file
 
     def file(self, name: str) -> Path:
@@ -39,7 +40,7 @@ class Generations:
         """Use an intact generation that was read as the previous generation of the next commit."""
         self._base = content, frozenset(files)
 
-    def guard(self, lock: durable.WriterLock, content: bytes, files: Collection[str] = ()) -> None:
+    def guard(self, lock: WriterLock, content: bytes, files: Collection[str] = ()) -> None:
         """Require from now on that this writer holds the lock and that the JSON file does not change otherwise.
 
         `content` is what was read from the file while the lock was held.
@@ -50,7 +51,7 @@ class Generations:
         """The files that the JSON file lists; the lock and the file must still be those of this writer."""
         if self._lock is not None:
             self._lock.ensure()  # the process may have dropped it
-        found = durable.contents(self.path) if durable.exists(self.path) else b""
+        found = durable.find(self.path) or b""
         if found not in self._on_disk:
             raise StoreError(
                 f"store must have one writer, but another process changed {self.path}: "

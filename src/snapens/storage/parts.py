@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
 from . import durable, manifest, sealed, tensorfile
 from .generations import Generations
+from .lock import WriterLock
 from .manifest import FileRecord
 from .tensorfile import About, Spec, Stored
 
@@ -68,8 +69,7 @@ class PartFolder:
     @property
     def version(self) -> tuple[bytes, bytes]:
         """What the JSON files hold now; another version means that a writer replaced files."""
-        index = durable.contents(self.path) if durable.exists(self.path) else b""
-        return durable.contents(self.folder / "manifest.json"), index
+        return durable.contents(self.folder / "manifest.json"), durable.find(self.path) or b""
 
     def labels(self) -> Stored:
         """The stored labels."""
@@ -96,9 +96,7 @@ class PartFolder:
             f"{step} are missing: save the outputs of all members again, or resume the run"
         )
 
-    def put(
-        self, members: Mapping[int, Member], labels: NDArray[np.int64], lock: durable.WriterLock, *, replace: bool
-    ) -> None:
+    def put(self, members: Mapping[int, Member], labels: NDArray[np.int64], lock: WriterLock, *, replace: bool) -> None:
         """Write members, and drop all others if `replace`, or else those whose snapshot no longer exists."""
         files = Generations(self.path, self.path.parent, rf"{self.part}-(labels|step-\d{{9,}})", previous=False)
         files.guard(lock, self.version[1])
@@ -121,10 +119,9 @@ class PartFolder:
 
     @cached_property
     def _index(self) -> Index | None:
-        try:
-            return sealed.decode(self.path, durable.contents(self.path), "outputs", Index, run=self._manifest.run).value
-        except (FileNotFoundError, NotADirectoryError):
+        if (content := durable.find(self.path)) is None:
             return None
+        return sealed.decode(self.path, content, "outputs", Index, run=self._manifest.run).value
 
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
@@ -191,11 +188,11 @@ def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray
             lock.release()
 
 
-def _lock(path: Path) -> durable.WriterLock:
+def _lock(path: Path) -> WriterLock:
     begun = time.monotonic()
     while True:
         try:
-            return durable.WriterLock(path)
+            return WriterLock(path)
         except LockedError:
             if time.monotonic() - begun > _LOCK_SECONDS:
                 raise

@@ -6,17 +6,17 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...ensemble import Ensemble
 from ...ensembler import SnapshotEnsembler
-from ...errors import ArgumentError, MismatchError, StoreError
+from ...errors import ArgumentError, MismatchError
 from ...extras import package
 from ...schedule import CyclicCosine, Schedule
 from ...snapshots import Snapshots
 from ...weights import tensors
+from ..trainer import begin
 
 TrainerCallback: Any = package("transformers", "hf").TrainerCallback
 log = logging.getLogger("snapens")
@@ -98,26 +98,17 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         _follow(lr_scheduler, schedule, step)
         keep = partial(trainable, model) if self._keep is None and getattr(model, "peft_config", None) else self._keep
         self._snapshots.close()  # if an earlier training was interrupted
-        self._ensembler = SnapshotEnsembler(
+        self._ensembler = begin(
             model,
             optimizer,
             schedule,
+            state=saved if step else None,
+            remedy="choose another folder, or pass resume_from_checkpoint=True",
             store=self._snapshots,
-            resume=True,
             keep=keep,
             drive_lr=False,
-            process_group=dist.group.WORLD if dist.is_available() and dist.is_initialized() else None,
             **self._options,
         )
-        if step:
-            self._ensembler.load_state_dict(saved)
-        elif held := self._ensembler.state_dict()["store"]["snapshots"]:
-            self._ensembler.close()
-            raise StoreError(
-                f"store must be a folder without snapshots unless the Trainer resumes, got {self._snapshots} with "
-                f"those of steps {', '.join(map(str, held))}: choose another folder, or pass "
-                "resume_from_checkpoint=True"
-            )
         self._version = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

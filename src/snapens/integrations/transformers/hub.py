@@ -132,13 +132,12 @@ def _architecture(config: Any) -> Any:
 
 def _combination(path: Path) -> Combination:
     file = path / "combination.json"
-    try:
-        return sealed.decode(file, durable.contents(file), "combination", Combination).value
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if (content := durable.find(file)) is None:
         raise StoreError(
             f"folder must be one that save_ensemble wrote, got {path} without combination.json: "
             "use Ensemble.load for a run folder"
-        ) from error
+        )
+    return sealed.decode(file, content, "combination", Combination).value
 
 
 def _check(ensemble: Ensemble) -> None:
@@ -257,8 +256,6 @@ def _code(kind: str, of_peft: bool) -> str:
         f"ensemble = load_ensemble(folder){'  # base= takes a base model that you have already loaded' * of_peft}",
         "model = EnsembleModel(ensemble)  # returns .logits, the logarithm of the mean of the members' softmax",
     ]
-    if of_peft:
-        lines += ["", "# one member alone: peft.PeftModel.from_pretrained(base, folder, subfolder='member-01')"]
-    else:
-        lines += ["", f"# one member alone: transformers.{kind}.from_pretrained(folder, subfolder='member-01')"]
+    loader = "peft.PeftModel.from_pretrained(base, " if of_peft else f"transformers.{kind}.from_pretrained("
+    lines += ["", f"# one member alone: {loader}folder, subfolder='member-01')"]
     return "\n".join(["```python", *lines, "```"])

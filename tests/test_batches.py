@@ -1,0 +1,179 @@
+"""Which inputs, labels and scores an ensemble finds in a batch and in the output of a model."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from members import A, B, Shaped, X, pair, trained
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from snapens import Ensemble
+from snapens.batches import arguments
+from snapens.errors import ArgumentError
+
+
+@dataclass
+class ModelOutput:
+    logits: torch.Tensor
+    loss: None = None
+
+
+@pytest.mark.parametrize("wrap", [ModelOutput, lambda t: {"logits": t, "hidden": "anything"}])
+def test_logits_are_found_in_objects_and_mappings(wrap):
+    expected = (A.softmax(-1) + B.softmax(-1)) / 2
+    assert torch.allclose(Ensemble(pair(A, B), Shaped(A, wrap))(), expected)
+
+
+def test_keyword_arguments_reach_the_members():
+    expected = ((2 * A).softmax(-1) + (2 * B).softmax(-1)) / 2
+    assert torch.allclose(Ensemble(pair(A, B), Shaped(A))(scale=2.0), expected)
+
+
+def test_an_output_without_scores_is_rejected():
+    with pytest.raises(ArgumentError, match=r"a mapping of tensors or something with \.logits, got tuple"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: (t, t)))()
+
+
+def test_predict_takes_mappings_as_keywords_and_tuples_as_arguments():
+    ensemble = Ensemble(pair(A, B), Shaped(A))
+    assert torch.equal(ensemble.predict([{"scale": 2.0}]), ensemble(scale=2.0))
+    assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: {"scale": batch}), ensemble(scale=3.0))
+    assert torch.equal(ensemble.predict([3.0], inputs=lambda batch: (batch,)), ensemble(3.0))
+
+
+class Batch(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+class Inputs(NamedTuple):
+    left: torch.Tensor
+    to: torch.Tensor  # not the method that moves a tensor
+
+
+class Product(nn.Module):
+    """Returns its only weight, multiplied by two arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(3))
+
+    def forward(self, left, right):
+        return self.value * left * right
+
+
+def test_the_first_field_of_a_named_tuple_is_the_input(make_net):
+    store, _ = trained(make_net)
+    ensemble = Ensemble(store, make_net())
+    examples = [Batch(x, torch.tensor(0)) for x in X]
+    loader = DataLoader(examples, 4)
+    assert isinstance(next(iter(loader)), Batch)
+    assert torch.allclose(ensemble.predict(loader), ensemble(X), atol=1e-7)
+    assert torch.allclose(ensemble.predict([Batch(X, torch.zeros(10))]), ensemble(X), atol=1e-7)
+
+
+def test_a_named_tuple_of_inputs_is_several_arguments():
+    ensemble = Ensemble(pair(torch.ones(3), torch.zeros(3)), Product(), activation=None)
+    inputs = Inputs(torch.full((2, 1), 4.0), torch.full((2, 1), 3.0))
+    expected = torch.full((2, 3), 6.0)  # half of 1 * 4 * 3
+    assert torch.equal(ensemble.predict([(inputs, "label")]), expected)
+    assert torch.equal(ensemble.predict([Batch(inputs, "label")]), expected)
+    assert torch.equal(ensemble.predict([inputs], inputs=lambda batch: batch), expected)
+
+
+def test_moving_to_a_device_keeps_the_type_of_a_named_tuple():
+    moved = Batch(Inputs(torch.ones(1), torch.ones(1)), [torch.ones(1), "text"])
+    (found,), _ = arguments([moved], torch.device("meta"))
+    (found,) = found
+    assert type(found) is Batch
+    assert type(found.image) is Inputs
+    assert type(found.label) is list
+    assert {found.image.left.device.type, found.image.to.device.type, found.label[0].device.type} == {"meta"}
+
+
+def test_predict_reports_its_progress(make_net):
+    store, _ = trained(make_net)
+    seen = []
+    Ensemble(store, make_net(), last=2).predict([X, X], progress=lambda *args: seen.append(args))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_progress_of_a_loader_without_a_length_has_no_total(make_net):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from X
+
+    store, _ = trained(make_net, steps=(4,))
+    seen = []
+    Ensemble(store, make_net()).predict(DataLoader(Stream(), 5), progress=lambda *args: seen.append(args))
+    assert seen == [(1, None), (2, None)]
+
+
+def test_packed_sequences_are_one_input():
+    class Lengths(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = nn.Parameter(torch.zeros(3))
+
+        def forward(self, packed):
+            assert isinstance(packed, PackedSequence)
+            return self.value.expand(len(packed.sorted_indices), 3)
+
+    packed = pack_sequence([torch.ones(3, 1), torch.ones(5, 1)], enforce_sorted=False)
+    assert Ensemble(pair(torch.ones(3), torch.zeros(3)), Lengths()).predict([packed]).shape == (2, 3)
+
+
+def test_inputs_and_targets_are_taken_from_a_batch_as_the_caller_says(make_net):
+    store, _ = trained(make_net)
+    ensemble, labels = Ensemble(store, make_net()), torch.tensor([2, 0])
+    expected = ensemble.outputs([(X[:2], labels)]).log_probabilities
+    for batch, options in (
+        ([X[:2], labels], {}),
+        ({"x": X[:2], "y": labels}, {"inputs": lambda b: b["x"], "targets": lambda b: b["y"]}),
+        ({"input": X[:2], "labels": [2, 0]}, {"inputs": lambda b: b["input"]}),
+    ):
+        found = ensemble.outputs([batch], **options)
+        assert np.array_equal(found.log_probabilities, expected)
+        assert found.labels.tolist() == [2, 0]
+    for batch in (X[:2], (X[:2],), {"input": X[:2]}):
+        with pytest.raises(ArgumentError, match=r"batch must contain labels, got .*: pass targets="):
+            ensemble.outputs([batch], inputs=lambda b: X[:2])
+
+
+def test_labels_with_fractions_are_rejected(make_net):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match=r"targets must be class indices, got torch\.float32 with fractions"):
+        Ensemble(store, make_net()).outputs([(X, torch.full((10,), 0.7))])
+
+
+class Shrinking:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        yield from self.batches
+        self.batches = self.batches[1:]
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (iter([X]), "got list_iterator: pass a DataLoader or a list"),
+        ((x for x in [X]), "got generator"),
+        (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
+        (TensorDataset(X), "got TensorDataset: pass a DataLoader"),
+        (DataLoader(TensorDataset(X), batch_sampler=BatchSampler(RandomSampler(X), 5, False)), "got a RandomSampler"),
+        (Shrinking([X[:5], X[:1], X[:5]]), "the same batches, at least one, for every member"),
+        (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False"),
+        (Shrinking([X, X]), "the same batches, at least one, for every member"),
+        ([], "at least one"),
+    ],
+)
+def test_a_loader_that_would_mix_up_examples_is_rejected(make_net, loader, words):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match=words):
+        Ensemble(store, make_net()).predict(loader)

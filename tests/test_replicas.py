@@ -1,0 +1,212 @@
+"""How an ensemble reads, holds and shares the tensors of its members."""
+
+import copy
+
+import pytest
+import torch
+from members import X, mean_of, trained
+from torch import nn
+
+from snapens import Combination, Ensemble, Snapshots
+from snapens.errors import DamagedError, MismatchError
+from snapens.weights import tensors
+
+
+def test_bf16_snapshots_load_into_a_float32_model(make_net, resident):
+    store, networks = trained(make_net, dtype=torch.bfloat16)
+    ensemble = Ensemble(store, make_net(), resident=resident)
+    assert ensemble(X).dtype == torch.float32
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=0.02, rtol=0)
+
+
+def test_predict_loads_each_member_once(make_net, tmp_path, monkeypatch):
+    store, _ = trained(make_net, path=tmp_path)
+    ensemble = Ensemble(store, make_net(), resident=False)
+    reads, read = [], type(store.entries(4)["head.weight"]).read
+    monkeypatch.setattr("snapens.storage.tensorfile.Stored.read", lambda self: reads.append(self.name) or read(self))
+    ensemble.predict([X] * 50)
+    assert reads.count("head.weight") == 2  # the newest is loaded already; the other two are read once
+
+
+def test_streaming_reads_only_tensors_that_differ(tmp_path, monkeypatch):
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    for step in (1, 2, 3):
+        store.commit(
+            step,
+            {
+                "0.weight": torch.ones(4, 4),
+                "0.bias": torch.zeros(4),
+                "1.weight": torch.ones(2, 4) * step,
+                "1.bias": torch.zeros(2),
+            },
+        )
+    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), resident=False)
+    reads, read = [], type(store.entries(1)["0.bias"]).read
+    monkeypatch.setattr("snapens.storage.tensorfile.Stored.read", lambda self: reads.append(self.name) or read(self))
+    ensemble(X)
+    assert reads == ["1.weight", "1.weight"]
+
+
+def test_models_with_compiled_children_can_be_loaded(make_net):
+    store, networks = trained(make_net)
+    model = make_net()
+    model.mix = torch.compile(model.mix, backend="eager")
+    torch.testing.assert_close(Ensemble(store, model)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+def test_resident_members_share_what_their_snapshots_share():
+    store, frozen, thawed = Snapshots(), torch.randn(8, 4), torch.randn(8, 4)
+    for step, base in ((1, frozen), (2, frozen), (3, thawed)):
+        store.commit(
+            step, {"0.weight": base, "0.bias": torch.zeros(8), "1.weight": torch.randn(2, 8), "1.bias": torch.randn(2)}
+        )
+    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
+    first, second, third = (tensors(replica) for replica in ensemble._replicas)  # newest first
+    assert second["0.weight"] is third["0.weight"] is not first["0.weight"]
+    assert first["0.bias"] is third["0.bias"]
+    assert first["1.weight"] is not second["1.weight"]
+    assert torch.equal(first["0.weight"], thawed)
+    moved = ensemble.to(torch.float64)(X.double())
+    each = [
+        torch.nn.functional.linear(torch.nn.functional.linear(X, s["0.weight"]), s["1.weight"], s["1.bias"]).softmax(-1)
+        for s in map(store.load, (1, 2, 3))
+    ]
+    torch.testing.assert_close(moved, torch.stack(each).mean(0).double(), atol=1e-6, rtol=0)
+
+
+def test_a_damaged_snapshot_matters_only_to_an_ensemble_that_needs_it(make_net, tmp_path):
+    _, networks = trained(make_net, path=tmp_path)
+    next((tmp_path / "snapshots").glob("step-000000004-*")).write_bytes(b"")
+    ensemble = Ensemble.load(tmp_path, make_net(), last=2)
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks[1:]), atol=1e-6, rtol=0)
+    with pytest.raises(DamagedError):
+        ensemble.last = 3
+    assert ensemble.last == 2
+
+
+def test_an_interrupted_read_does_not_change_members_that_share_tensors(monkeypatch):
+    store, shared = Snapshots(), torch.randn(8, 4)
+    for step, base in ((1, torch.randn(8, 4)), (2, shared), (3, shared)):
+        store.commit(step, {"0.weight": base, "1.weight": torch.randn(2, 8)})
+    ensemble = Ensemble(store, nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False)), last=1)
+    before, ((run, _),) = ensemble(X), ensemble.combination.members
+
+    def interrupt(entry):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.entries(2)["1.weight"]), "read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ensemble.last = 2
+    ensemble.combination = Combination(((run, 1), (run, 3)))
+    ensemble.last = 1
+    assert torch.equal(ensemble(X), before)
+
+
+def test_an_ensemble_built_in_inference_mode_works_outside_it(make_net, resident):
+    store, _ = trained(make_net)
+    with torch.inference_mode():
+        ensemble = Ensemble(store, make_net(), resident=resident)
+        inside = ensemble(X)
+    assert torch.equal(ensemble(X), inside)
+
+
+def test_more_members_are_read_when_last_is_raised(make_net, tmp_path):
+    store, networks = trained(make_net, path=tmp_path)
+    ensemble = Ensemble(store, make_net(), last=1)
+    assert len(ensemble._replicas) == 1
+    ensemble.last = 3
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+def test_a_member_that_cannot_be_read_is_never_used_in_part(make_net, tmp_path):
+    store, networks = trained(make_net, path=tmp_path)
+    ensemble = Ensemble(store, make_net(), resident=False)
+    damaged = next((tmp_path / "snapshots").glob("step-000000008-*"))
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DamagedError):
+        ensemble(X)
+    damaged.write_bytes(content)
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+def edited(make_net, change):
+    store, _ = trained(make_net, steps=(4,))
+    state = store.load(4)
+    change(state)
+    store.commit(8, state)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("head.bias"), "of the snapshot of step 8, got missing head.bias"),
+        (lambda s: s.update(more=torch.ones(1)), "got extra more"),
+        (lambda s: s.update({"head.bias": torch.ones(4)}), r"got head.bias has shape \(4,\), the model's is \(3,\)"),
+        (lambda s: s.update({"head.bias": torch.ones(3, dtype=torch.int64)}), "head.bias has dtype torch.int64"),
+        (lambda s: s.update({"norm.num_batches_tracked": torch.tensor(1, dtype=torch.int32)}), "dtype torch.int32"),
+        (lambda s: s.update({"mix.weight": torch.ones(8, 8)}), "mix.weight is tied to again.weight in the model only"),
+    ],
+)
+def test_a_snapshot_of_another_architecture_is_rejected_with_the_difference(make_net, change, words):
+    with pytest.raises(MismatchError, match=words):
+        Ensemble(edited(make_net, change), make_net())
+
+
+def test_a_long_list_of_differences_is_shortened(make_net):
+    store = Snapshots()
+    store.commit(1, {f"t{k}": torch.ones(1) for k in range(30)})
+    with pytest.raises(MismatchError, match="and 31 more"):
+        Ensemble(store, make_net())
+
+
+def with_heads(make, path, names=("head.weight", "head.bias")):
+    """A store of three snapshots that hold only some tensors, a model, and the networks that they make together."""
+    store, model, networks = Snapshots(path), make(), []
+    store.open_to_write()
+    for step in (4, 8, 12):
+        store.commit(step, {name: torch.rand_like(model.state_dict()[name]) for name in names}, partial=True)
+        network = copy.deepcopy(model)
+        network.load_state_dict({**model.state_dict(), **store.load(step)})
+        networks.append(network.eval())
+    return store, model, networks
+
+
+def test_the_tensors_that_snapshots_lack_come_from_the_model(make_net, path, resident):
+    store, model, networks = with_heads(make_net, path)
+    ensemble = Ensemble(store, model, strict=False, resident=resident)
+    for expected in (networks, networks[-2:], networks):
+        ensemble.last = len(expected)
+        with torch.no_grad():
+            torch.testing.assert_close(ensemble(X).double(), mean_of(expected))
+
+
+def test_resident_members_share_the_tensors_of_the_model(make_net):
+    store, model, _ = with_heads(make_net, None)
+    members = Ensemble(store, model, strict=False).members
+    assert len({id(member.module.weight) for member in members}) == 1
+    assert len({id(member.norm.running_mean) for member in members}) == 1
+    assert len({id(member.head.weight) for member in members}) == 3
+    assert members[0].module.weight is not model.module.weight
+
+
+def test_snapshots_of_some_tensors_are_rejected_by_default(make_net):
+    store, model, _ = with_heads(make_net, None)
+    with pytest.raises(MismatchError, match=r"missing again.weight.*strict=False"):
+        Ensemble(store, model)
+
+
+def test_a_tensor_that_the_model_lacks_is_rejected_without_strict_too(make_net):
+    store, _, _ = with_heads(make_net, None)
+    with pytest.raises(MismatchError, match=r"extra head.bias"):
+        Ensemble(store, nn.Linear(2, 2), strict=False)
+
+
+def test_snapshots_that_lack_different_tensors_are_rejected(make_net):
+    store, model, _ = with_heads(make_net, None)
+    store.commit(16, tensors(make_net()))
+    with pytest.raises(MismatchError, match="lack the same tensors for strict=False, but that of step 16"):
+        Ensemble(store, model, strict=False)
