@@ -7,6 +7,7 @@ import tiny
 import torch
 from test_engine_cuda import CPU, CUDA, NETWORKS, _fused, losses, pytestmark, stepped
 
+from snapens.lab.engine.network import precision
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.teacher import teacher_of
 from snapens.lab.recipe import Distillation
@@ -45,7 +46,7 @@ def test_the_members_on_a_gpu_predict_what_they_predict_on_a_cpu(tmp_path):
     steps = [stepped(recipe, 2, device, teachers=[tmp_path]) for device in (CUDA, CPU)]
     found = []
     for step, device in zip(steps, (CUDA, CPU), strict=True):
-        with step._precision():
+        with precision(device):
             found.append(step._objective.log_mean(x.to(device)).exp().cpu())
     assert torch.allclose(*found, atol=0.03)
     members = steps[0]._objective._members
