@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
 
 def distill(*more, run="run", out="student"):
     flags = f"{run} --data tiny.npz --epochs 4 --share 0.5 --temperature 2 --device cpu --out {out}"
-    return main(["distill", *flags.split(), *more])
+    return main(["distill", *flags.split(), *more, "--import-network"])
 
 
 def test_a_run_is_distilled_into_a_run_like_any_other(folder, capsys):
@@ -82,7 +82,7 @@ def test_a_run_is_distilled_into_a_run_like_any_other(folder, capsys):
 
 
 def test_by_default_the_folder_is_named_after_the_recipe(folder):
-    assert main(["distill", "run", "--data", "tiny.npz", "--epochs", "1", "--device", "cpu"]) == 0
+    assert main(["distill", "run", "--data", "tiny.npz", "--epochs", "1", "--device", "cpu", "--import-network"]) == 0
     (found,) = (folder / "runs").iterdir()
     assert found.name.startswith("distilled-pupil-plain-arrays-snapshot-0.02-1-epochs-")
     assert Run(found).finished

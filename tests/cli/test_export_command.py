@@ -18,6 +18,11 @@ ROWS = np.random.default_rng(0).normal(1000, [1, 20, 300], (60, 3))
 LABELS = np.arange(60) % 2
 
 
+def export(*arguments):
+    """Run the command; the networks of these tests are not those of snapens."""
+    return main(["export", *arguments, "--import-network"])
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two finished runs: of images, with held-out images, and of a table."""
@@ -49,7 +54,7 @@ def predicted(path, **inputs):
 
 
 def test_raw_pixels_of_the_test_set_give_the_predictions_that_the_engine_stored(images, tmp_path, capsys):
-    assert main(["export", str(images.path), "--raw-inputs", "--prefixes"]) == 0
+    assert export(str(images.path), "--raw-inputs", "--prefixes") == 0
     shown = capsys.readouterr()
     assert shown.out.split() == ["images.onnx", "images.onnx.md"]
     assert "combination.json" not in shown.err
@@ -59,7 +64,7 @@ def test_raw_pixels_of_the_test_set_give_the_predictions_that_the_engine_stored(
 
 
 def test_the_card_names_the_data_the_classes_the_input_format_and_the_measured_errors(images, tmp_path):
-    main(["export", str(images.path), "--format", "program", "--out", "new/e.pt2"])
+    export(str(images.path), "--format", "program", "--out", "new/e.pt2")
     card = (tmp_path / "new/e.pt2.md").read_text()
     error = 100 * images.outputs().ensemble_errors[-1]
     assert f"| test set | 20 | 2 | {error:.2f} % |" in card
@@ -70,7 +75,7 @@ def test_the_card_names_the_data_the_classes_the_input_format_and_the_measured_e
 
 
 def test_rows_of_a_table_give_the_predictions_that_the_engine_stored(runs, tmp_path):
-    main(["export", str(runs / "table"), "--raw-inputs", "--out", str(tmp_path / "t.onnx")])
+    export(str(runs / "table"), "--raw-inputs", "--out", str(tmp_path / "t.onnx"))
     found = predicted(tmp_path / "t.onnx", rows=ROWS[40:])
     np.testing.assert_allclose(found, stored_mean(Run(runs / "table")), atol=1e-3)
     assert "rows of numbers; the graph standardises them" in (tmp_path / "t.onnx.md").read_text()
@@ -79,10 +84,10 @@ def test_rows_of_a_table_give_the_predictions_that_the_engine_stored(runs, tmp_p
 def test_a_fitted_combination_is_used_and_named_and_last_replaces_it(images, tmp_path, capsys):
     members = images.outputs().members
     Combination(members, temperature=0.5).save(images.path)
-    command = ["export", str(images.path), "--format", "program", "--raw-inputs", "--out", "e.pt2"]
+    command = [str(images.path), "--format", "program", "--raw-inputs", "--out", "e.pt2"]
     pixels = torch.from_numpy(tiny.data().test.pixels)
 
-    main(command)
+    export(*command)
     assert (
         f"using {images.path}/combination.json: 2 of 2 members (steps 8, 16), temperature 0.500, no early exit"
         in capsys.readouterr().err
@@ -91,7 +96,7 @@ def test_a_fitted_combination_is_used_and_named_and_last_replaces_it(images, tmp
     found = torch.export.load("e.pt2").module()(pixels=pixels)
     np.testing.assert_allclose(found, squared / squared.sum(-1, keepdims=True), atol=2e-3)
 
-    main([*command, "--last", "1"])
+    export(*command, "--last", "1")
     assert "combination.json is not used, because --last 1 was given" in capsys.readouterr().err
     found = torch.export.load("e.pt2").module()(pixels=pixels)
     np.testing.assert_allclose(found, stored_mean(images, 1), atol=1e-3)
@@ -107,17 +112,17 @@ def test_a_fitted_combination_is_used_and_named_and_last_replaces_it(images, tmp
 )
 def test_a_rejected_export_is_one_line_and_leaves_no_file(options, message, images, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["export", str(images.path), *options]) == 2
+    assert export(str(images.path), *options) == 2
     assert message in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_without_a_recipe_is_rejected(tmp_path, capsys):
-    assert main(["export", str(tmp_path)]) == 2
+    assert export(str(tmp_path)) == 2
     assert "run must be a folder that holds recipe.json" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(images, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert main(["export", str(images.path)]) == 2
+    assert export(str(images.path)) == 2
     assert "onnxruntime must be installed for this: pip install" in capsys.readouterr().err

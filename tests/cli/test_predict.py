@@ -23,6 +23,11 @@ MEAN, DEVIATION = [120.0, 130.0, 140.0], [60.0, 70.0, 80.0]
 PIXELS = tiny.images(6, seed=3).pixels
 
 
+def predict(*arguments):
+    """Run the command; the networks of these tests are not those of snapens."""
+    return main(["predict", *arguments, "--import-network"])
+
+
 def table(*, classes, features):
     return nn.Linear(features, classes)
 
@@ -74,7 +79,7 @@ def read_json(capsys):
 
 
 def test_each_image_has_its_class_probability_entropy_and_mutual_information(folder, capsys):
-    assert main(["predict", "run", "images", "--format", "json", "--device", "cpu", "--batch", "4"]) == 0
+    assert predict("run", "images", "--format", "json", "--device", "cpu", "--batch", "4") == 0
     rows = read_json(capsys)
     mean, entropy, information = expected(folder[1], inputs(PIXELS))
     assert [row["file"] for row in rows] == [f"images/{k}.png" for k in range(6)]
@@ -89,16 +94,16 @@ def test_the_formats_agree_and_a_spreadsheet_runs_no_formula(folder, capsys, mon
     shutil.copy("images/0.png", "images/=cmd.png")
     monkeypatch.chdir("images")
     files = sorted(str(path) for path in Path().iterdir())
-    assert main(["predict", "../run", *files, "--format", "json"]) == 0
+    assert predict("../run", *files, "--format", "json") == 0
     rows = read_json(capsys)
-    assert main(["predict", "../run", *files, "--format", "csv"]) == 0
+    assert predict("../run", *files, "--format", "csv") == 0
     found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert "=1+1" in {row["class"] for row in rows}
     for ours, theirs in zip(rows, found, strict=True):
         assert theirs["file"] == ours["file"].replace("=cmd", "'=cmd")
         assert theirs["class"] == ours["class"].replace("=1", "'=1")
         assert float(theirs["probability"]) == ours["probability"]
-    assert main(["predict", "../run", *files]) == 0
+    assert predict("../run", *files) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["file", "class", "probability", "entropy", "mutual", "information", "members", "used"]
     for ours, line in zip(rows, lines[1:], strict=True):
@@ -112,7 +117,7 @@ def test_a_combination_is_used_and_said_and_easy_images_use_fewer_members(folder
         last = networks[-1](torch.as_tensor(inputs(PIXELS))).softmax(-1).max(-1).values
     threshold = float(last.sort().values[3]) - 1e-4  # three of the six images exit after the newest member
     Combination(members, temperature=2.0, exit_threshold=threshold).save(run.path)
-    assert main(["predict", "run", "images", "--format", "json"]) == 0
+    assert predict("run", "images", "--format", "json") == 0
     out, err = capsys.readouterr()
     assert err.startswith(
         "using run/combination.json: 3 of 3 members (steps 4, 8, 12), temperature 2.000, early exit at"
@@ -127,11 +132,11 @@ def test_a_combination_is_used_and_said_and_easy_images_use_fewer_members(folder
 def test_the_last_members_are_used_on_request_instead(folder, capsys):
     run, networks = folder
     Combination.last(2).save(run.path)
-    assert main(["predict", "run", "images", "--format", "json"]) == 0
+    assert predict("run", "images", "--format", "json") == 0
     out, err = capsys.readouterr()
     assert err == "using run/combination.json: the last 2 of 3 members, temperature 1.000, no early exit\n"
     assert {row["members_used"] for row in json.loads(out)} == {2}
-    assert main(["predict", "run", "images", "--format", "json", "--last", "1"]) == 0
+    assert predict("run", "images", "--format", "json", "--last", "1") == 0
     out, err = capsys.readouterr()
     assert err == "run/combination.json is not used, because --last 1 was given\n"
     mean, _, _ = expected(networks[-1:], inputs(PIXELS))
@@ -141,7 +146,7 @@ def test_the_last_members_are_used_on_request_instead(folder, capsys):
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
 def test_broken_files_are_named_and_the_others_are_predicted(folder, capsys, form):
     Path("images/broken.png").write_bytes(b"hello")
-    assert main(["predict", "run", "images", "gone.png", "--format", form]) == 1
+    assert predict("run", "images", "gone.png", "--format", form) == 1
     out, err = capsys.readouterr()
     assert "snapens: images/broken.png: not an image of a known format\n" in err
     assert "snapens: gone.png: No such file or directory\n" in err
@@ -157,14 +162,14 @@ def test_broken_files_are_named_and_the_others_are_predicted(folder, capsys, for
 
 
 def test_if_no_file_can_be_used_there_is_no_table(folder, capsys):
-    assert main(["predict", "run", "gone.png"]) == 1
+    assert predict("run", "gone.png") == 1
     assert capsys.readouterr().out == ""
 
 
 def test_small_images_of_another_size_are_resized_and_this_is_said_once(folder, capsys):
     for k in range(3):
         Image.fromarray(np.repeat(np.repeat(PIXELS[k], 2, 0), 2, 1)).save(f"images/large-{k}.png")
-    assert main(["predict", "run", "images", "--batch", "1", "--format", "json"]) == 0
+    assert predict("run", "images", "--batch", "1", "--format", "json") == 0
     out, err = capsys.readouterr()
     assert err == (
         "images are cropped to their central square and resized to 8 × 8, the size of the training images; "
@@ -176,7 +181,7 @@ def test_small_images_of_another_size_are_resized_and_this_is_said_once(folder, 
 def test_photos_are_cropped_as_in_the_evaluation_without_a_message(folder, capsys, tmp_path):
     _, networks = made(tmp_path / "photos", crop=0.875)
     Image.fromarray(np.repeat(PIXELS[0], 4, 1)).save("wide.png")  # 8 × 32
-    assert main(["predict", "photos", "wide.png", "--format", "json"]) == 0
+    assert predict("photos", "wide.png", "--format", "json") == 0
     out, err = capsys.readouterr()
     assert err == ""
     wide = Image.fromarray(np.repeat(PIXELS[0], 4, 1))
@@ -197,7 +202,7 @@ def test_the_rows_of_a_table_are_predicted_and_bad_ones_are_named(folder, capsys
     snapshots.close()
     (tmp_path / "rows.csv").write_text("a,b,c\n1,20,-3\n1,oops,2\n0,0,5\n")
     np.savez("rows.npz", x=rows)
-    assert main(["predict", "table", "rows.csv", "rows.npz", "--format", "json"]) == 1
+    assert predict("table", "rows.csv", "rows.npz", "--format", "json") == 1
     out, err = capsys.readouterr()
     assert err == "snapens: rows.csv:3: 3 numbers are required, got 3 (1, oops, 2)\n"
     found = {row["file"]: row.get("probability") for row in json.loads(out)}
@@ -214,7 +219,7 @@ def test_a_run_that_is_not_finished_predicts_with_the_snapshots_that_exist(folde
     snapshots.open_to_write()
     snapshots.commit(4, tiny.net(classes=4, channels=3).state_dict())
     snapshots.close()
-    assert main(["predict", "half", "images", "--format", "json"]) == 0
+    assert predict("half", "images", "--format", "json") == 0
     out, err = capsys.readouterr()
     assert err == "half is not finished: 1 of 3 snapshots exist\n"
     assert {row["members_used"] for row in json.loads(out)} == {1}
@@ -245,7 +250,7 @@ def test_what_cannot_work_is_rejected(folder, capsys, tmp_path, arguments, messa
     loop.close()
     made(tmp_path / "lost", "gone:net")
     Run(tmp_path / "begun").begin(tiny.RECIPE, folder[0].data)
-    assert main(["predict", *arguments]) == 2
+    assert predict(*arguments) == 2
     out, err = capsys.readouterr()
     assert message in err
     assert out == ""
@@ -255,8 +260,30 @@ def test_a_network_of_ones_own_is_imported_from_the_current_folder(folder, tmp_p
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine_to_predict.py").write_text("from tiny import net\n")
     made(tmp_path / "own", "mine_to_predict:net")
-    assert main(["predict", "own", "images/0.png"]) == 0
+    assert predict("own", "images/0.png") == 0
     assert "images/0.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["predict", "own", "images/0.png"],
+        ["export", "own"],
+        ["distill", "own", "--epochs", "1"],
+        ["bench", "predict", "--run", "own"],
+    ],
+)
+def test_no_command_imports_the_network_of_a_run_folder_unless_it_is_told_to(
+    folder, tmp_path, capsys, monkeypatch, command
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "hostile.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    made(tmp_path / "own", "hostile:net")
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert "add --import-network if you trust it" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+    assert "hostile" not in sys.modules
 
 
 def test_an_interrupt_ends_at_once_with_valid_json_of_what_was_predicted(folder, capsys, monkeypatch):
@@ -269,7 +296,7 @@ def test_an_interrupt_ends_at_once_with_valid_json_of_what_was_predicted(folder,
         return plain(*arguments)
 
     monkeypatch.setattr(uncertainty, "predict", interrupted)
-    assert main(["predict", "run", "images", "--batch", "2", "--format", "json"]) == 130
+    assert predict("run", "images", "--batch", "2", "--format", "json") == 130
     out, err = capsys.readouterr()
     assert [row["file"] for row in json.loads(out)] == [f"images/{k}.png" for k in range(4)]
     assert err == "snapens: interrupted\n"
@@ -278,11 +305,11 @@ def test_an_interrupt_ends_at_once_with_valid_json_of_what_was_predicted(folder,
 def test_unusual_file_names_do_not_reach_the_terminal_as_they_are(folder, capsys):
     shutil.copy("images/0.png", b"images/\xff\x1b[2J[bold].png")
     for form in ("table", "csv", "json"):
-        assert main(["predict", "run", "images", "--format", form]) == 0
+        assert predict("run", "images", "--format", form) == 0
         out = capsys.readouterr().out
         assert "[2J[bold].png" in out
         assert "\udcff" not in out
-    assert main(["predict", "run", "images"]) == 0
+    assert predict("run", "images") == 0
     assert r"images/\udcff\x1b[2J[bold].png" in capsys.readouterr().out
 
 
@@ -320,7 +347,7 @@ def test_a_bar_is_not_drawn_between_rows_on_the_same_terminal(folder, monkeypatc
     monkeypatch.setattr(progress, "Counting", Counting)
     monkeypatch.setattr(predicting.sys.stdout, "isatty", lambda: out)
     monkeypatch.setattr(predicting.sys.stderr, "isatty", lambda: err)
-    assert main(["predict", "run", "images", "--format", form]) == 0
+    assert predict("run", "images", "--format", form) == 0
     assert drawn == [("images", 6, bar)]
 
 
@@ -337,6 +364,6 @@ def test_the_test_images_of_a_trained_run_are_predicted_as_its_evaluation_did(tm
     assert main(["train", *flags.split()]) == 0
     shutil.rmtree("own/train")  # the data set is not needed
     capsys.readouterr()
-    assert main(["predict", "run", "own/test", "--format", "json"]) == 0
+    assert predict("run", "own/test", "--format", "json") == 0
     found = [row["probability"] for row in read_json(capsys)]
     assert found == pytest.approx(Run("run").outputs().probabilities.mean(0).max(-1), abs=2e-3)  # stored in float16

@@ -141,7 +141,7 @@ def test_the_network_of_a_run_is_imported_from_the_current_folder(tmp_path, monk
         raise ArgumentError("enough")
 
     monkeypatch.setattr(speed, "of_run", of_run)
-    assert main(["bench", "predict", "--run", "run", "--device", "cpu"]) == 2
+    assert main(["bench", "predict", "--run", "run", "--device", "cpu", "--import-network"]) == 2
     assert seen[-1] == str(tmp_path)
 
 
