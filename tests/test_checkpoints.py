@@ -123,6 +123,24 @@ def test_a_finished_checkpoint_with_other_cycles_loads_and_an_unfinished_one_is_
     assert ensembler.completed == 11
 
 
+@pytest.mark.parametrize("how", ["load_state_dict", "rewind"])
+def test_a_run_that_is_continued_at_its_last_step_releases_the_folder(net, tmp_path, how):
+    """A notebook cell that resumes a run can be executed any number of times."""
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
+    train(net, ensembler.optimizer, ensembler, 12)
+    state, loaded = ensembler.state_dict(), []
+    for _ in range(2):
+        loaded.append(SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path, resume=True))
+        if how == "rewind":
+            loaded[-1].rewind(12)
+        else:
+            loaded[-1].load_state_dict(state)
+    assert [one.ensemble().steps for one in loaded] == [(4, 8, 12)] * 2
+    loaded[-1].rewind(8)  # and becomes the writer again
+    train(net, loaded[-1].optimizer, loaded[-1], 4)
+    assert loaded[-1].snapshots.steps == (4, 8, 12)
+
+
 def test_a_checkpoint_written_before_a_parameter_existed_has_its_default(net):
     state = SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 3)).state_dict()
     del state["schedule"]["first"]

@@ -157,7 +157,7 @@ class SnapshotEnsembler:
         return Ensemble(self.snapshots, model, **{"strict": whole is not None, **options})
 
     def close(self) -> None:
-        """Release the folder to other writers; the last snapshot and the end of the process do this too."""
+        """Release the folder to other writers; the last step and the end of the process do this too."""
         self._progress.closed = True
         self.snapshots.close()
 
@@ -215,6 +215,8 @@ class SnapshotEnsembler:
     def _continue_at(self, step: int) -> None:
         self._progress.completed, self._progress.closed, self._unloaded = step, False, False
         self._set_rates()
+        if step == self.schedule.total_steps:
+            self.close()
 
     def _restore(self, state: dict[str, Any]) -> None:
         store, kept = self.snapshots, state["store"]
