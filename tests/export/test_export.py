@@ -320,7 +320,7 @@ def test_tensors_of_a_large_model_are_in_a_second_file_which_only_a_complete_exp
 def test_a_path_that_cannot_be_written_is_an_error_of_our_own(mlp, tmp_path):
     (tmp_path / "file").write_text("")
     for write in (to_onnx, to_program):
-        with pytest.raises(StoreError, match=r"file/e could not be written .*choose another folder"):
+        with pytest.raises(StoreError, match=r"file/e could not be written .*choose another path"):
             write(mlp[0], torch.randn(2, 5), tmp_path / "file" / "e")
 
 
