@@ -88,6 +88,7 @@ class _Predictor:
 
     def __call__(self, chunk: "Chunk") -> Iterator[Row]:
         """A row per example that was predicted, then one per example that cannot be used."""
+        import numpy as np
         import torch
 
         from ..uncertainty import predict
@@ -97,7 +98,9 @@ class _Predictor:
             examples = torch.from_numpy(chunk.stacked()).to(self._device)
             found = predict(self._ensemble, examples)
             names = [self._classes[index] for index in found.probabilities.argmax(-1)]
-            numbers = (found.probabilities.max(-1), found.entropy, found.mutual_information, found.used)
+            # one member alone has no disagreement; 0 would read as "the members agree"
+            information = np.where(found.used > 1, found.mutual_information, None)
+            numbers = (found.probabilities.max(-1), found.entropy, information, found.used)
             for values in zip(chunk.names, names, *(column.tolist() for column in numbers), strict=True):
                 yield dict(zip(_COLUMNS, values, strict=True))
         for name, reason in chunk.failed.items():
@@ -128,7 +131,8 @@ def _table() -> Iterator[Any]:
     def write(row: Row) -> None:
         if "error" not in row:
             file, name, *values, used = (row[column] for column in _COLUMNS)
-            table.add_row(_printable(file), _printable(name), *(f"{value:.4f}" for value in values), str(used))
+            shown = ("–" if value is None else f"{value:.4f}" for value in values)
+            table.add_row(_printable(file), _printable(name), *shown, str(used))
 
     yield write
     if table.row_count:
