@@ -24,7 +24,7 @@ from .exporting import Export
 from .options import Flag, Place, Preset, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
-from .preset import with_flags_of_preset
+from .preset import note_random_weights, with_flags_of_preset
 from .sweep import Sweep
 from .timing import Bench
 
@@ -95,6 +95,7 @@ class Train:
         from .training import show_report, train
 
         recipe, load = self.settings.recipe(), Loader(self.training)
+        note_random_weights(self.preset, [recipe.network.name])
         world = processes.world()
         if self.local_batchnorm:
             recipe = replace(recipe, batchnorm_parts=world.count)
