@@ -88,7 +88,6 @@ class _Predictor:
 
     def __call__(self, chunk: "Chunk") -> Iterator[Row]:
         """A row per example that was predicted, then one per example that cannot be used."""
-        import numpy as np
         import torch
 
         from ..uncertainty import predict
@@ -98,11 +97,12 @@ class _Predictor:
             examples = torch.from_numpy(chunk.stacked()).to(self._device)
             found = predict(self._ensemble, examples)
             names = [self._classes[index] for index in found.probabilities.argmax(-1)]
-            # one member alone has no disagreement; 0 would read as "the members agree"
-            information = np.where(found.used > 1, found.mutual_information, None)
-            numbers = (found.probabilities.max(-1), found.entropy, information, found.used)
+            numbers = (found.probabilities.max(-1), found.entropy, found.mutual_information, found.used)
             for values in zip(chunk.names, names, *(column.tolist() for column in numbers), strict=True):
-                yield dict(zip(_COLUMNS, values, strict=True))
+                row: Row = dict(zip(_COLUMNS, values, strict=True))
+                if row["members_used"] == 1:
+                    row["mutual_information"] = None  # 0 would mean that several members agree
+                yield row
         for name, reason in chunk.failed.items():
             say(f"snapens: {name}: {reason}")
             yield {"file": name, "error": reason}

@@ -19,7 +19,7 @@ _LEAST_SECONDS = 1.0  # of a measured speed: shorter times are inaccurate
 
 
 def diverged(loss: float, where: str) -> NonFiniteError:
-    """The error for a run with a loss that is not finite; a lower rate is another recipe, so it needs another folder."""
+    """The error for a loss that is not finite; a lower rate is another recipe, so it needs another folder."""
     return NonFiniteError(
         f"loss must be finite, got {loss} {where}: use a lower --lr and another run folder (--out); "
         "stored snapshots are intact"
