@@ -97,6 +97,19 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
             pytest.fail(error, pytrace=False)
 
 
+def test_the_program_for_a_small_folder_gives_each_class_ten_test_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = {f"{name}/{k}.jpg" for name, count in (("cat", 25), ("dog", 40)) for k in range(count)}
+    for image in images:
+        path = tmp_path / "photos" / image
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image.encode())
+    _, code = next(blocks((ROOT / "docs/how-to/own-images.md").read_text(), "python"))
+    exec(code, {})
+    assert sorted(path.read_text() for path in Path("split").rglob("*.jpg")) == sorted(images)
+    assert [len(list(Path("split/test", name).iterdir())) for name in ("cat", "dog")] == [10, 10]
+
+
 def commands(code) -> Iterator[tuple[int, list[str]]]:
     """The arguments of every call of snapens in a shell script, and the line that the call is in."""
     for found in re.finditer(r"(?:\\\n|.)+", code):
