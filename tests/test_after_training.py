@@ -109,7 +109,7 @@ def test_the_service_answers_in_batches(service, post):
     rows = torch.randn(300, 8, generator=torch.Generator().manual_seed(1))
     status, found = post(json.dumps(rows.tolist()))
     assert status == 200
-    p = service["served"].predict([rows])  # which exits early as well
+    p = service["served"].predict([rows])  # which exits early as well, if a threshold was fitted
     assert [answer["class"] for answer in found] == [service["CLASSES"][k] for k in p.argmax(-1)]
     np.testing.assert_allclose([answer["probability"] for answer in found], p.max(-1).values, atol=1e-6)
 

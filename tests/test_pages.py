@@ -45,6 +45,8 @@ def stand_ins():
     """The names that a page may use without defining them."""
     x = torch.randn(48, 8)
     data = TensorDataset(x, x[:, :3].argmax(1))
+    x = torch.randn(240, 8)  # one half is enough to fit a combination
+    held_out = TensorDataset(x, x[:, :3].argmax(1))
     model = Net()
     return {
         "__name__": "page",
@@ -53,7 +55,7 @@ def stand_ins():
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         "loss": nn.CrossEntropyLoss(),
         "loader": DataLoader(data, batch_size=8),
-        "held_out_loader": DataLoader(data, batch_size=16),
+        "held_out_loader": DataLoader(held_out, batch_size=16),
         "test_loader": DataLoader(data, batch_size=16),
         "epochs": 5,
         "x": data.tensors[0][:8],
