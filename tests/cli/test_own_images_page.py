@@ -46,7 +46,7 @@ def test_the_code_and_the_commands_for_own_data_run(photos, monkeypatch, capsys)
         quick = [*QUICK, *small] if command[0] == "train" else own
         assert main([*command, *quick]) == 0, command
         ran.append(command[0])
-    assert ran == ["train", "report", "combine", "predict", "train", "train", "predict", "train"]
+    assert ran == ["train", "combine", "report", "predict", "train", "train", "predict", "train"]
     assert Run("runs/photos").outputs("held_out").labels.shape == (2,)
     assert Run("runs/arrays").data["classes"] == ["plain", "shaded"]
     assert "new.npz[2]" in capsys.readouterr().out
