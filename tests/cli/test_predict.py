@@ -292,13 +292,13 @@ def test_no_command_imports_the_network_of_a_run_folder_unless_it_is_told_to(
     folder, tmp_path, capsys, monkeypatch, command
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "hostile.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
-    made(tmp_path / "own", "hostile:net")
+    (tmp_path / "named_by_a_recipe.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    made(tmp_path / "own", "named_by_a_recipe:net")
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
     assert "add --import-network if you trust it" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
-    assert "hostile" not in sys.modules
+    assert "named_by_a_recipe" not in sys.modules
 
 
 def test_an_interrupt_ends_at_once_with_valid_json_of_what_was_predicted(folder, capsys, monkeypatch):
