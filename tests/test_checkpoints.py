@@ -9,6 +9,7 @@ from loop import SCHEDULE, saved, sgd, train
 
 from snapens import CyclicCosine, Schedule, SnapshotEnsembler, Snapshots
 from snapens.errors import ArgumentError, MismatchError, StoreError
+from snapens.schedule import description
 
 
 def test_the_state_is_plain_values_and_loads_with_weights_only(net, tmp_path):
@@ -73,8 +74,11 @@ def test_a_folder_that_holds_another_run_is_rejected(make_net, tmp_path):
 def test_a_checkpoint_of_another_schedule_is_rejected(net):
     state = SnapshotEnsembler(net, sgd(net), SCHEDULE).state_dict()
     other = SnapshotEnsembler(net, sgd(net), CyclicCosine(12, 2))
-    with pytest.raises(MismatchError, match="schedule must be that of the checkpoint, got cycles=2 instead of 3, "):
+    with pytest.raises(
+        MismatchError, match="schedule must be that of the checkpoint, got cycles=2 instead of 3, "
+    ) as raised:
         other.load_state_dict(state)
+    assert str(raised.value).endswith(": use that schedule and that number of steps")
 
 
 def test_a_folder_that_lost_a_snapshot_of_the_checkpoint_is_rejected(net, tmp_path):
@@ -117,10 +121,30 @@ def test_a_finished_checkpoint_with_other_cycles_loads_and_an_unfinished_one_is_
     state = SnapshotEnsembler(net, sgd(net), CyclicCosine(11, 3)).state_dict()
     state["schedule"] = "CyclicCosine(total_steps=11, cycles=3, …, snapshot_steps=(4, 8, 11))"
     ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(11, 3))
-    with pytest.raises(MismatchError, match="cycles of unequal length, finish the run with that version"):
-        ensembler.load_state_dict(state)
+    ends = {**description(CyclicCosine(11, 3)), "snapshot_steps": [4, 8, 11]}
+    for schedule in (state["schedule"], ends):
+        with pytest.raises(MismatchError, match="cycles of unequal length, finish the run with that version"):
+            ensembler.load_state_dict({**state, "schedule": schedule})
     ensembler.load_state_dict({**state, "completed": 11})
     assert ensembler.completed == 11
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "rewind"])
+def test_a_run_that_is_continued_at_its_last_step_releases_the_folder(net, tmp_path, how):
+    """A notebook cell that resumes a run can be executed any number of times."""
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path)
+    train(net, ensembler.optimizer, ensembler, 12)
+    state, loaded = ensembler.state_dict(), []
+    for _ in range(2):
+        loaded.append(SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path, resume=True))
+        if how == "rewind":
+            loaded[-1].rewind(12)
+        else:
+            loaded[-1].load_state_dict(state)
+    assert [one.ensemble().steps for one in loaded] == [(4, 8, 12)] * 2
+    loaded[-1].rewind(8)  # and becomes the writer again
+    train(net, loaded[-1].optimizer, loaded[-1], 4)
+    assert loaded[-1].snapshots.steps == (4, 8, 12)
 
 
 def test_a_checkpoint_written_before_a_parameter_existed_has_its_default(net):

@@ -221,16 +221,40 @@ def test_a_run_that_ends_early_warns_and_names_the_missing_cycles(net, caplog):
     train(net, ensembler.optimizer, ensembler, 5)
     del ensembler
     (message,) = warnings_of_an_early_end(caplog)
-    assert "ended after step 5 of 12, without a snapshot of cycles 2, 3:" in message
+    assert "the run in memory ended after step 5 of 12, without a snapshot of cycles 2, 3:" in message
 
 
-def test_a_process_that_ends_early_warns_even_if_it_took_no_step(tmp_path):
+@pytest.mark.parametrize(("steps", "cycles"), [(0, None), (1, "cycle 2")])
+def test_a_process_that_ends_early_warns_if_it_took_a_step(tmp_path, steps, cycles):
     program = (
-        "import torch, snapens; net = torch.nn.Linear(1, 1)\n"
-        "e = snapens.SnapshotEnsembler(net, torch.optim.SGD(net.parameters(), 0.1), snapens.CyclicCosine(2, 2))"
+        "import sys, torch, snapens; net = torch.nn.Linear(1, 1); optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "e = snapens.SnapshotEnsembler(net, optimizer, snapens.CyclicCosine(2, 2), store=sys.argv[1])\n"
+        "for _ in range(int(sys.argv[2])): e.step()"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "ended after step 0 of 2, without a snapshot of cycles 1, 2:" in ended.stderr
+    command = [sys.executable, "-c", program, str(tmp_path), str(steps)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = f"the run in {tmp_path} ended after step {steps} of 2, without a snapshot of {cycles}:"
+    assert expected in ended.stderr if cycles else ended.stderr == ""
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_after_weights_were_rejected_only_a_run_that_continued_warns(net, caplog, repeated):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE)
+    for _ in range(3):
+        ensembler.step()
+    good = [parameter.detach().clone() for parameter in net.parameters()]
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(torch.nan)
+    with pytest.raises(NonFiniteError):
+        ensembler.step()
+    if repeated:
+        with torch.no_grad():
+            for parameter, before in zip(net.parameters(), good, strict=True):
+                parameter.copy_(before)
+        ensembler.step()
+    del ensembler
+    assert len(warnings_of_an_early_end(caplog)) == repeated
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

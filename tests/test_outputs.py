@@ -50,8 +50,20 @@ def test_outputs_are_saved_and_loaded_by_part(folder):
     assert (content["kind"], content["examples"], content["classes"]) == ("outputs", 4, 3)
     snapshots = Snapshots(folder).identity["snapshots"]
     assert {member["step"]: member["snapshot"] for member in content["members"]} == snapshots
-    with pytest.raises(StoreError, match=r"contains no outputs of the part 'test': save some first"):
+    with pytest.raises(StoreError) as raised:
         Outputs.load(folder)
+    assert str(raised.value) == (
+        f"{folder} contains no outputs of the part 'test', only of held_out: choose one of these, or save them with "
+        "Outputs.save()"
+    )
+
+
+def test_a_folder_without_any_outputs_names_both_ways_to_get_some(folder):
+    with pytest.raises(
+        StoreError,
+        match=r"no outputs of the part 'held_out': save them with Outputs\.save\(\), or train with --held-out N$",
+    ):
+        Outputs.load(folder, "held_out")
 
 
 def test_saving_again_replaces_what_was_there(folder):
@@ -102,8 +114,8 @@ def test_a_part_with_other_labels_or_classes_is_not_mixed_with_the_one_that_is_t
             r"labels must be int64, one per example \(4\), from 0 to 2, got int64 of shape \(3,\)",
         ),
         ({"labels": LABELS.astype(np.int32)}, "labels must be int64"),
-        ({"labels": LABELS + 1}, "from 0 to 2"),
-        ({"labels": LABELS - 1}, "from 0 to 2"),
+        ({"labels": LABELS + 5}, r"from 0 to 2, got values from 5 to 7$"),
+        ({"labels": LABELS - 1}, r"from 0 to 2, got values from -1 to 1$"),
     ],
 )
 def test_outputs_that_break_a_rule_are_rejected(change, message):

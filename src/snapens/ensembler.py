@@ -25,6 +25,10 @@ from .weights import reject_fsdp1, tensors
 
 log = logging.getLogger("snapens")
 
+_UNEQUAL_CYCLES = (
+    "; if an earlier version began the run with cycles of unequal length, finish the run with that version"
+)
+
 
 class SnapshotEnsembler:
     """Sets the learning rate by a schedule and stores a snapshot at each minimum.
@@ -43,7 +47,7 @@ class SnapshotEnsembler:
     - `process_group`: the processes that train the model, where a framework hides the DDP wrapper. Under DDP and FSDP2
       (`fully_shard`) all ranks must call `step()`; rank 0 writes, and its errors are raised on all ranks.
 
-    A run that ends before its last step logs a warning, unless it was closed.
+    A run that ends between its first and its last step logs a warning, unless it was closed.
     `model`, `optimizer`, `schedule`, `keep` and `snapshots` are attributes. A group that is added to the optimizer
     later takes its first step at its own `lr` and then follows the schedule: add it in `on_restart`, at the peak.
 
@@ -102,7 +106,8 @@ class SnapshotEnsembler:
         self._set_rates()
         log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
         if self.ranks.rank == 0:
-            weakref.finalize(self, _warn_of_early_end, self._progress, schedule, repr(self.snapshots), os.getpid())
+            place = "memory" if self.snapshots.path is None else str(self.snapshots.path)
+            weakref.finalize(self, _warn_of_early_end, self._progress, schedule, place, os.getpid())
 
     @property
     def completed(self) -> int:
@@ -132,7 +137,7 @@ class SnapshotEnsembler:
             self._rates.warn_if_changed()
         completed = self.completed + 1
         kept = completed in self._minima and self._commit(completed)
-        self._progress.completed = completed
+        self._progress.completed, self._progress.failed = completed, False
         self._set_rates()
         if completed == self.schedule.total_steps:
             self.close()
@@ -157,7 +162,7 @@ class SnapshotEnsembler:
         return Ensemble(self.snapshots, model, **{"strict": whole is not None, **options})
 
     def close(self) -> None:
-        """Release the folder to other writers; the last snapshot and the end of the process do this too."""
+        """Release the folder to other writers; the last step and the end of the process do this too."""
         self._progress.closed = True
         self.snapshots.close()
 
@@ -182,9 +187,8 @@ class SnapshotEnsembler:
         finished = state["completed"] == self.schedule.total_steps  # then the ends of the cycles no longer matter
         if not finished and (different := differences(self.schedule, state["schedule"])):
             raise MismatchError(
-                f"schedule must be that of the checkpoint, got {different}: use that schedule and that "
-                "number of steps; if an earlier version began the run with cycles of unequal length, finish the run "
-                "with that version"
+                f"schedule must be that of the checkpoint, got {_listed(different)}: use that schedule and that "
+                f"number of steps{'' if different.keys() - {'snapshot_steps', 'repr'} else _UNEQUAL_CYCLES}"
             )
         self._on_rank_0(lambda: self._restore(state))
         if self._rates is not None:
@@ -215,6 +219,8 @@ class SnapshotEnsembler:
     def _continue_at(self, step: int) -> None:
         self._progress.completed, self._progress.closed, self._unloaded = step, False, False
         self._set_rates()
+        if step == self.schedule.total_steps:
+            self.close()
 
     def _restore(self, state: dict[str, Any]) -> None:
         store, kept = self.snapshots, state["store"]
@@ -243,6 +249,7 @@ class SnapshotEnsembler:
             self._on_rank_0(commit, others=lambda: commit(write=False))
         except NonFiniteError as error:
             if not self._skip:
+                self._progress.failed = True
                 raise
             log.warning("no snapshot is stored at step %d: %s", step, error)
             return False
@@ -268,19 +275,26 @@ class _Progress:
 
     completed: int = 0
     closed: bool = False
+    failed: bool = False
+    """Whether the last call of `step()` rejected the weights: that error already says why the run ended."""
 
 
-def _warn_of_early_end(progress: _Progress, schedule: Schedule, store: str, process: int) -> None:
+def _warn_of_early_end(progress: _Progress, schedule: Schedule, place: str, process: int) -> None:
     missing = missing_cycles(schedule, progress.completed)
-    if missing and not progress.closed and process == os.getpid():  # a forked process may end at any time
+    began_and_stopped = progress.completed > 0 and not progress.closed and not progress.failed
+    if missing and began_and_stopped and process == os.getpid():  # a forked process may end at any time
         log.warning(
             "the run in %s ended after step %d of %d, without a snapshot of %s: resume it from a checkpoint. If the "
             "training was complete, total_steps is not its number of optimizer steps. close() prevents this warning",
-            store,
+            place,
             progress.completed,
             schedule.total_steps,
             missing,
         )
+
+
+def _listed(different: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name}={own!r} instead of {saved!r}" for name, (own, saved) in different.items())
 
 
 def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:

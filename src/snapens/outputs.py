@@ -46,14 +46,11 @@ class Outputs:
                 "log_probabilities must not contain NaN, nor -inf for all classes of an example: check the scores"
             )
         classes = found.shape[-1]
-        if (
-            labels.dtype != np.int64
-            or labels.shape != found.shape[1:2]
-            or not (0 <= labels.min() <= labels.max() < classes)
-        ):
+        fit = labels.dtype == np.int64 and labels.shape == found.shape[1:2]
+        if not fit or not 0 <= labels.min() <= labels.max() < classes:
+            got = f"values from {labels.min()} to {labels.max()}" if fit else f"{labels.dtype} of shape {labels.shape}"
             raise ArgumentError(
-                f"labels must be int64, one per example ({found.shape[1]}), from 0 to {classes - 1}, "
-                f"got {labels.dtype} of shape {labels.shape}"
+                f"labels must be int64, one per example ({found.shape[1]}), from 0 to {classes - 1}, got {got}"
             )
 
     @classmethod

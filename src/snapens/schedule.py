@@ -186,16 +186,16 @@ def description(schedule: Schedule) -> dict[str, Any]:
     return {"type": type(schedule).__name__, **plain, **steps}
 
 
-def differences(schedule: Schedule, saved: Any) -> str:
-    """The parameters of a schedule that differ from its description in a checkpoint; empty if there are none."""
+def differences(schedule: Schedule, saved: Any) -> dict[str, tuple[Any, Any]]:
+    """The parameters that differ from the description of a schedule in a checkpoint: name -> (own, saved)."""
     own = description(schedule)
     if not isinstance(saved, Mapping):  # format 1 stored the repr
-        return "" if saved == repr(schedule) else f"{own} instead of {saved}"
+        return {} if saved == repr(schedule) else {"repr": (repr(schedule), saved)}
     known = getattr(schedule, "__dataclass_fields__", {})
     defaults = {name: field.default for name, field in known.items() if field.default is not MISSING}
     saved = {**defaults, **saved}  # a parameter that did not exist yet had its default
-    names = [name for name in {**own, **saved} if saved.get(name) != own.get(name)]
-    return ", ".join(f"{name}={own.get(name)!r} instead of {saved.get(name)!r}" for name in names)
+    both = {name: (own.get(name), saved.get(name)) for name in {**own, **saved}}
+    return {name: values for name, values in both.items() if values[0] != values[1]}
 
 
 def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int, first: float = 1) -> tuple[int, ...]:

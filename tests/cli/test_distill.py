@@ -139,7 +139,10 @@ def test_a_distillation_that_breaks_a_rule_is_rejected(folder, capsys, arguments
 
 def test_a_folder_without_a_run_is_rejected(folder, capsys):
     assert distill(run="nothing") == 2
-    assert "run must be a folder that holds recipe.json, got nothing: check the path" in capsys.readouterr().err
+    assert (
+        "run must be a folder that holds recipe.json, got nothing, which does not exist: check the path"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_student_does_not_inherit_the_number_of_processes_of_its_teacher():

@@ -1,6 +1,8 @@
 """`snapens combine` and `snapens evaluate`, on the outputs of a user's own loop."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -69,6 +71,15 @@ def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_th
         assert (numbers["mean_members"], numbers["equivalent"], numbers["examples"]) == (used, None, 400)
         assert numbers["error_of_confident"] < numbers["error"]
     assert 1 < found["predictors"]["combination.json"]["mean_members"] < 2
+
+
+def test_a_combination_of_few_examples_has_no_early_exit_and_the_command_warns(folder):
+    outputs(folder, 0, examples=50)
+    command = [sys.executable, "-m", "snapens", "combine", str(folder), "--exit-loss", "5", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "50 held-out examples are too few to fit a combination, and no early exit is fitted" in done.stderr
+    assert [gain["choice"] for gain in json.loads(done.stdout)["gains"]] == ["temperature"]
+    assert Combination.load(folder).exit_threshold is None
 
 
 def test_a_table_shows_the_same_numbers_and_says_which_combination_it_used(folder, capsys):

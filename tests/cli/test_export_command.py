@@ -88,10 +88,10 @@ def test_a_fitted_combination_is_used_and_named_and_last_replaces_it(images, tmp
     pixels = torch.from_numpy(tiny.data().test.pixels)
 
     export(*command)
-    assert (
-        f"using {images.path}/combination.json: 2 of 2 members (steps 8, 16), temperature 0.500, no early exit"
-        in capsys.readouterr().err
+    assert f"using {images.path}/combination.json: 2 of 2 members (steps 8, 16), temperature 0.500, no early exit" in (
+        shown := capsys.readouterr().err
     )
+    assert "early exit is not part of the file" not in shown
     squared = stored_mean(images) ** 2
     found = torch.export.load("e.pt2").module()(pixels=pixels)
     np.testing.assert_allclose(found, squared / squared.sum(-1, keepdims=True), atol=2e-3)
@@ -100,6 +100,15 @@ def test_a_fitted_combination_is_used_and_named_and_last_replaces_it(images, tmp
     assert "combination.json is not used, because --last 1 was given" in capsys.readouterr().err
     found = torch.export.load("e.pt2").module()(pixels=pixels)
     np.testing.assert_allclose(found, stored_mean(images, 1), atol=1e-3)
+
+
+def test_the_command_says_that_early_exit_is_not_part_of_the_file(images, tmp_path, capsys):
+    Combination(images.outputs().members, exit_threshold=0.4).save(images.path)
+    export(str(images.path), "--format", "program", "--raw-inputs", "--out", "e.pt2")
+    shown = capsys.readouterr().err
+    assert "early exit at a confidence of 0.4000\nearly exit is not part of the file: it evaluates all of" in shown
+    found = torch.export.load("e.pt2").module()(pixels=torch.from_numpy(tiny.data().test.pixels))
+    np.testing.assert_allclose(found, stored_mean(images), atol=1e-3)
 
 
 @pytest.mark.parametrize(

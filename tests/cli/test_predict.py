@@ -248,7 +248,10 @@ def test_a_run_that_is_not_finished_predicts_with_the_snapshots_that_exist(folde
         (["run", "images", "--batch", "0"], "batch must be at least 1, got 0"),
         (["run", "images", "--last", "4"], "last must be between 1 and 3 (the number of members), got 4"),
         (["run", "images", "--last", "0"], "last must be a whole number of at least 1, got 0"),
-        (["nowhere", "images"], "run must be a folder that holds recipe.json, got nowhere: check the path"),
+        (
+            ["nowhere", "images"],
+            "run must be a folder that holds recipe.json, got nowhere, which does not exist: check the path",
+        ),
         (
             ["loop", "images"],
             "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`",

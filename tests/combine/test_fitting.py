@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from snapens.combination import Combination
-from snapens.combine import exit_threshold, fit, fit_temperature, gains, greedy_weights, simplex_weights
+from snapens.combine import (
+    MeanDifference,
+    exit_threshold,
+    fit,
+    fit_temperature,
+    gains,
+    greedy_weights,
+    simplex_weights,
+)
 from snapens.combine.calibration import random_halves
 from snapens.combine.weights import true_class_probabilities
 from snapens.errors import ArgumentError
@@ -159,6 +167,46 @@ def test_nothing_is_chosen_on_the_test_set(make_outputs, function):
         function(make_outputs(part="test"))
     with pytest.raises(ArgumentError, match=r"outputs must be Outputs, got None: use ensemble\.outputs"):
         function(None)
+
+
+@pytest.mark.parametrize("examples", [99, 100])
+def test_on_few_examples_no_early_exit_is_fitted_and_a_warning_is_logged(make_outputs, caplog, examples):
+    outputs = make_outputs(examples=examples, scale=3.0)
+    assert exit_threshold(outputs, Combination(outputs.members, temperature=fit_temperature(outputs))) is not None
+    found, measured = fit(outputs), [gain.choice for gain in gains(outputs)]
+    warning = (
+        "99 held-out examples are too few to fit a combination, and no early exit is fitted: hold out at least 100"
+    )
+    if examples == 99:
+        assert (found.exit_threshold, measured, caplog.messages) == (None, ["temperature"], [warning])
+    else:  # although the halves that gains are measured on have fewer
+        assert found.exit_threshold is not None
+        assert (measured, caplog.messages) == (["temperature", "exit_threshold"], [])
+
+
+@pytest.mark.parametrize(("right", "end"), [(True, 0.1), (False, 10)])
+def test_a_temperature_at_the_end_of_its_range_is_fitted_with_a_warning(caplog, right, end):
+    """If all predictions are right, the optimum is 0; if all are wrong, it is infinite."""
+    p = np.log([[[0.9, 0.1]] * 200]).astype(np.float16)
+    outputs = Outputs((("a", 4),), p, np.full(200, 0 if right else 1))
+    assert fit(outputs).temperature == pytest.approx(end)
+    (message,) = caplog.messages
+    assert f"the temperature {end} is an end of the range from 0.1 to 10, because the held-out" in message
+    assert fit(outputs, temperature=False).temperature == 1
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        ((0.02641, 0.01389), "+0.026 ± 0.014"),
+        ((-0.00123, 0.00083), "-0.00123 ± 0.00083"),
+        ((12.3, 40.2), "+12 ± 40"),
+        ((0.0, 0.0), "+0.000 ± 0.000"),
+    ],
+)
+def test_a_difference_is_printed_with_its_standard_error(difference, words):
+    assert str(MeanDifference(*difference)) == f"{MeanDifference(*difference)}" == words
 
 
 def test_one_example_has_no_measurable_gain(make_outputs):

@@ -177,7 +177,7 @@ def test_a_lost_manifest_is_not_begun_anew(folder, lost, remedy, resume):
 
 def test_a_folder_that_cannot_be_made_is_rejected(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"store .*run could not be written \(.*File exists.*or choose another folder"):
+    with pytest.raises(StoreError, match=r"store .*run could not be written \(.*File exists.*choose another path"):
         Snapshots(tmp_path / "file" / "run").open_to_write()
 
 

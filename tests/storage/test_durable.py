@@ -1,7 +1,12 @@
 """Files that are written completely or not at all."""
 
+import errno
+import os
+
 import pytest
 
+from snapens import Snapshots
+from snapens.errors import StoreError
 from snapens.storage import durable
 
 
@@ -17,6 +22,31 @@ def test_two_writers_of_one_name_never_publish_a_mixture(tmp_path):
     durable.publish(tmp_path / "a", chunks())
     assert (tmp_path / "a").read_bytes() == first
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free disk space, or choose another folder, then try again"),
+        (errno.EIO, "free disk space, or choose another folder, then try again"),
+        (errno.EACCES, "check the permissions, or choose another folder, then try again"),
+        (errno.EROFS, "check the permissions, or choose another folder, then try again"),
+    ],
+)
+def test_the_remedy_depends_on_the_reason(number, remedy):
+    with pytest.raises(StoreError) as raised, durable.writing("it"):
+        raise OSError(number, os.strerror(number))
+    expected = f"it could not be written ([Errno {number}] {os.strerror(number)}); earlier files are intact: {remedy}"
+    assert str(raised.value) == expected
+
+
+def test_a_file_in_the_place_of_a_folder_or_the_other_way_round_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for store in (tmp_path / "file", tmp_path / "file/run"):
+        with pytest.raises(StoreError, match=r"file.*: a file is where a folder must be; choose another path"):
+            Snapshots(store).open_to_write()
+    with pytest.raises(StoreError, match="intact: a folder is where the file must be; choose another path"):
+        durable.write(tmp_path, b"some")
 
 
 def test_publish_does_not_write_through_a_link_and_says_what_is_in_the_file(tmp_path, monkeypatch):

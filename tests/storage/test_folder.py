@@ -88,7 +88,7 @@ def test_reading_creates_nothing_and_needs_no_lock(folder):
 
 
 def test_opening_a_missing_folder_to_read_creates_nothing(tmp_path):
-    with pytest.raises(StoreError, match=r"must be a folder that holds manifest.json, got .*typo: check the path"):
+    with pytest.raises(StoreError, match=r"holds manifest.json, got .*typo, which does not exist: check the path"):
         Snapshots(tmp_path / "typo").steps  # noqa: B018
     assert list(tmp_path.iterdir()) == []
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from .evaluation import Folder, combination_of
+from .messages import say
 from .options import Flag, ImportNetwork, Place, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
@@ -46,7 +47,10 @@ class Export:
 
         run = Run(self.run)
         import_network_of(run, self.import_network)
-        ensemble = run.ensemble(combination=combination_of(run, self.last), raw=self.raw_inputs, device="cpu")
+        combination = combination_of(run, self.last)
+        if combination is not None and combination.exit_threshold is not None:
+            say("early exit is not part of the file: it evaluates all of these members")
+        ensemble = run.ensemble(combination=combination, raw=self.raw_inputs, device="cpu")
         suffix = {"onnx": ".onnx", "program": ".pt2"}[self.format]
         path = self.out or Path(f"{run.path.resolve().name}{suffix}")
         example = _raw_examples(run.preprocessing)

@@ -19,6 +19,11 @@ _TOLERANCE = 1e-7  # relative; Newton's method then has twice the digits
 _ITERATIONS = 100  # about 6 suffice, and 25 if the optimum is beyond the limit
 
 
+def is_limit(temperature: float) -> bool:
+    """Whether a fitted temperature is an end of the range, except for rounding."""
+    return not 1.001 / LIMIT < temperature < LIMIT / 1.001
+
+
 def fit_temperature(outputs: Outputs, combination: Combination | None = None) -> float:
     """The temperature with the lowest NLL for the prediction of all members of a combination, from 0.1 to 10.
 

@@ -1,5 +1,7 @@
 """Fit a combination on held-out outputs, and measure the gain of each fitted choice."""
 
+import logging
+import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -12,11 +14,13 @@ from ..errors import ArgumentError
 from ..metrics import Floats
 from ..outputs import Outputs
 from ..prediction import Prediction
-from .calibration import calibrated_nll, fit_temperature, random_halves
+from .calibration import LIMIT, calibrated_nll, fit_temperature, is_limit, random_halves
 from .exits import exit_threshold
-from .held_out import check_held_out
+from .held_out import FEW_EXAMPLES, check_held_out
 from .members import last_members, without_early_members
 from .weights import greedy_weights, mixture_nll, simplex_weights, true_class_probabilities
+
+log = logging.getLogger("snapens")
 
 Members = int | Literal["all", "last", "greedy", "drop-early"]
 Weights = Literal["equal", "simplex"]
@@ -40,7 +44,8 @@ def fit(
     - `exit_loss`: early exit may raise the error on the held-out examples by this fraction; 0: not at all; None: all
       members are always evaluated.
 
-    Outputs of the test part are rejected. `gains` measures the gain of each choice.
+    Outputs of the test part are rejected. With fewer than 100 examples, no early exit is fitted, and a warning is
+    logged; so it is if the temperature is at an end of its range. `gains` measures the gain of each choice.
 
     Examples:
         >>> p = np.log([[[0.4, 0.6], [0.1, 0.9]], [[0.9, 0.1], [0.2, 0.8]]]).astype(np.float16)
@@ -48,7 +53,23 @@ def fit(
         >>> fit(held_out, members="last", temperature=False)  # the first member is wrong on the first example
         Combination(members=(('a', 8),), weights=(), temperature=1.0, exit_threshold=None, newest=None)
     """
-    return _stages(outputs, members, weights, temperature, exit_loss)[-1].combination
+    check_held_out(outputs)
+    if (examples := len(outputs.labels)) < FEW_EXAMPLES:
+        log.warning(
+            "%d held-out examples are too few to fit a combination, and no early exit is fitted: hold out at least %d",
+            examples,
+            FEW_EXAMPLES,
+        )
+    found = _stages(outputs, members, weights, temperature, exit_loss, _may_exit(outputs))[-1].combination
+    if temperature and is_limit(found.temperature):
+        log.warning(
+            "the temperature %.3g is an end of the range from %g to %g, because the held-out examples do not determine "
+            "it: hold out more examples, or fit no temperature",
+            found.temperature,
+            1 / LIMIT,
+            LIMIT,
+        )
+    return found
 
 
 class MeanDifference(NamedTuple):
@@ -56,6 +77,17 @@ class MeanDifference(NamedTuple):
 
     mean: float
     standard_error: float
+
+    def __str__(self) -> str:
+        """With two digits of the standard error.
+
+        Examples:
+            >>> print(MeanDifference(0.02641, 0.01389))
+            +0.026 ± 0.014
+        """
+        error = self.standard_error
+        digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3
+        return f"{self.mean:+.{digits}f} ± {error:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -90,13 +122,14 @@ def gains(
     A choice looks too good on the examples that it was fitted on. So everything is fitted on a random half and
     measured on the other half, in both directions, and the results for all examples are averaged. Choices on
     half of the examples are slightly worse than choices on all, so the gains of `fit` itself tend to be larger.
+    Like `fit`, it fits no early exit if there are fewer than 100 examples.
     """
     check_held_out(outputs)
     if len(outputs.labels) < 2:
         raise ArgumentError("outputs must have at least 2 examples to measure gains, got 1: hold out more examples")
     measured: dict[str, list[Prediction]] = {}
     for half in random_halves(len(outputs.labels), 1, seed):
-        for stage in _stages(_examples(outputs, half), members, weights, temperature, exit_loss):
+        for stage in _stages(_examples(outputs, half), members, weights, temperature, exit_loss, _may_exit(outputs)):
             found = Prediction.of(_examples(outputs, ~half), stage.combination)
             measured.setdefault(stage.choice, []).append(found)
     joined = {
@@ -120,8 +153,12 @@ class _Stage(NamedTuple):
     combination: Combination
 
 
+def _may_exit(outputs: Outputs) -> bool:
+    return len(outputs.labels) >= FEW_EXAMPLES
+
+
 def _stages(
-    outputs: Outputs, members: Members, weights: Weights, temperature: bool, exit_loss: float | None
+    outputs: Outputs, members: Members, weights: Weights, temperature: bool, exit_loss: float | None, may_exit: bool
 ) -> list[_Stage]:
     """The plain mean of all members, and the combination after each choice.
 
@@ -147,8 +184,9 @@ def _stages(
         add("weights", _weighted(current.members, simplex_weights(true_class[kept])))
     if exit_loss is not None:
         current = stages[-1].combination
-        found = exit_threshold(outputs, current, exit_loss)
-        stages.append(_Stage("exit_threshold", replace(current, exit_threshold=found)))
+        found = exit_threshold(outputs, current, exit_loss)  # rejects an invalid exit_loss
+        if may_exit:
+            stages.append(_Stage("exit_threshold", replace(current, exit_threshold=found)))
     return stages
 
 

@@ -3,6 +3,9 @@
 from ..errors import ArgumentError
 from ..outputs import Outputs
 
+FEW_EXAMPLES = 100
+"""Below this number of examples the noise is so large that nothing should be chosen on them."""
+
 
 def check_held_out(outputs: Outputs) -> None:
     """Reject the test part: after a choice on the test set, test results are too good."""

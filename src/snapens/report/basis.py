@@ -1,9 +1,7 @@
 """The basis of the findings: which examples they are from, and what these examples may be used for."""
 
+from ..combine.held_out import FEW_EXAMPLES
 from .evidence import Evidence
-
-FEW_EXAMPLES = 100
-"""Below this number of examples the noise of an error is so large that m should not be chosen on them."""
 
 
 def basis(evidence: Evidence) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from ..combine.held_out import FEW_EXAMPLES
 from ..quality import Difference
-from .basis import FEW_EXAMPLES
 from .evidence import Evidence
 
 CHANCE = 0.025

@@ -22,6 +22,11 @@ Content = Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
 SIZE_LIMIT = 1 << 28
 """The largest size in bytes of a file that is read as a whole, such as a JSON file or a log."""
 
+_REMEDIES = {
+    "check the permissions, or choose another folder, then try again": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "a file is where a folder must be; choose another path": (errno.EEXIST, errno.ENOTDIR),
+    "a folder is where the file must be; choose another path": (errno.EISDIR,),
+}
 _TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
@@ -83,10 +88,9 @@ def writing(what: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"{what} could not be written ({error}); earlier files are intact: "
-            "free disk space, or choose another folder, then try again"
-        ) from error
+        remedies = [remedy for remedy, numbers in _REMEDIES.items() if error.errno in numbers]
+        remedy = remedies[0] if remedies else "free disk space, or choose another folder, then try again"
+        raise StoreError(f"{what} could not be written ({error}); earlier files are intact: {remedy}") from error
 
 
 def make_folder(path: Path) -> None:
@@ -127,6 +131,11 @@ def exists(path: Path) -> bool:
     except OSError as error:
         raise _unreadable(path, error) from error
     return True
+
+
+def described(path: Path) -> str:
+    """A path for a message, which says so if it does not exist."""
+    return str(path) if exists(path) else f"{path}, which does not exist"
 
 
 def listed(folder: Path) -> list[Path]:

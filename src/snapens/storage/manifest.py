@@ -80,7 +80,8 @@ def read(path: Path) -> Sealed[Manifest]:
     try:
         return _parsed(path / "manifest.json", durable.contents(path / "manifest.json"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"store must be a folder that holds manifest.json, got {path}: check the path") from error
+        found = durable.described(path)
+        raise StoreError(f"store must be a folder that holds manifest.json, got {found}: check the path") from error
 
 
 @lru_cache(maxsize=8)  # readers read the disk each time

@@ -164,7 +164,7 @@ def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[
         version = files.version
         try:
             if not files.exists:
-                raise StoreError(f"{folder} contains no outputs of the part {part!r}: save some first")
+                raise _no_outputs(folder, part)
             if not files.snapshots:
                 raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
             rows = [files.member(step) for step in files.snapshots]
@@ -175,6 +175,16 @@ def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[
         except DamagedError:
             if files.version == version:
                 raise  # otherwise a writer replaced the files in the meantime: read them again
+
+
+def _no_outputs(folder: Path, part: str) -> StoreError:
+    found = names(folder)
+    others = f", only of {', '.join(found)}" if found else ""
+    choose = "choose one of these, or " if found else ""
+    train = ", or train with --held-out N" if part == "held_out" else ""
+    return StoreError(
+        f"{folder} contains no outputs of the part {part!r}{others}: {choose}save them with Outputs.save(){train}"
+    )
 
 
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:

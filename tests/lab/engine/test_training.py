@@ -431,7 +431,7 @@ def test_outputs_that_are_missing_or_damaged_are_recomputed(tmp_path, caplog, mo
         path.unlink()
     else:
         path.write_bytes(content[:-7] if damage == "truncated" else content)
-    with pytest.raises(StoreError, match=r"(restore|save some first)"):
+    with pytest.raises(StoreError, match=r"(restore|contains no outputs)"):
         Run(tmp_path / "run").outputs()
     recomputed, evaluate = [], Evaluation.outputs
     monkeypatch.setattr(Evaluation, "outputs", lambda self: recomputed.append(self) or evaluate(self))

@@ -238,7 +238,7 @@ def test_a_commit_of_other_code_is_rejected(tmp_path, monkeypatch):
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: free disk space, or choose"):
+    with pytest.raises(StoreError, match=r"seed0\.json could not be written .*: a file is where a folder must be"):
         ledger.record(finished(tmp_path), tmp_path / "results", "c")
 
 

@@ -254,7 +254,8 @@ class Run:
             remedy = "check the path"
             if durable.exists(self.path / "manifest.json"):
                 remedy = "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`"
-            raise StoreError(f"run must be a folder that holds recipe.json, got {self.path}: {remedy}") from None
+            found = durable.described(self.path)
+            raise StoreError(f"run must be a folder that holds recipe.json, got {found}: {remedy}") from None
 
     def _named(self) -> str:
         """The identity of the run, to write a file; the manifest is created if necessary."""
