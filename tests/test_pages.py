@@ -45,6 +45,8 @@ def stand_ins():
     """The names that a page may use without defining them."""
     x = torch.randn(48, 8)
     data = TensorDataset(x, x[:, :3].argmax(1))
+    x = torch.randn(240, 8)  # one half is enough to fit a combination
+    held_out = TensorDataset(x, x[:, :3].argmax(1))
     model = Net()
     return {
         "__name__": "page",
@@ -53,7 +55,7 @@ def stand_ins():
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         "loss": nn.CrossEntropyLoss(),
         "loader": DataLoader(data, batch_size=8),
-        "held_out_loader": DataLoader(data, batch_size=16),
+        "held_out_loader": DataLoader(held_out, batch_size=16),
         "test_loader": DataLoader(data, batch_size=16),
         "epochs": 5,
         "x": data.tensors[0][:8],
@@ -95,6 +97,19 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         is_diff = text.splitlines()[line - 2].strip().startswith("```diff")
         if error := ran(after(code) if is_diff else code, line, names, page):
             pytest.fail(error, pytrace=False)
+
+
+def test_the_program_for_a_small_folder_gives_each_class_ten_test_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = {f"{name}/{k}.jpg" for name, count in (("cat", 25), ("dog", 40)) for k in range(count)}
+    for image in images:
+        path = tmp_path / "photos" / image
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image.encode())
+    _, code = next(blocks((ROOT / "docs/how-to/own-images.md").read_text(), "python"))
+    exec(code, {})
+    assert sorted(path.read_text() for path in Path("split").rglob("*.jpg")) == sorted(images)
+    assert [len(list(Path("split/test", name).iterdir())) for name in ("cat", "dog")] == [10, 10]
 
 
 def commands(code) -> Iterator[tuple[int, list[str]]]:

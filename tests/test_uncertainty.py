@@ -1,5 +1,7 @@
 """The prediction with its uncertainty, compared with loops in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,19 @@ def test_each_value_is_that_of_a_loop_over_examples_and_members(members, make_ne
         assert np.abs(value - wanted).max() < 1e-5
     assert set(found.used.tolist()) == ({3} if threshold is None else {1, 2, 3})
     assert np.abs(found.probabilities - ensemble.predict([X]).numpy()).max() < 1e-6
+
+
+def test_one_example_has_the_uncertainty_that_it_has_in_a_batch(members, make_net):
+    store, _ = members
+    ensemble = Ensemble(store, make_net())
+    ensemble.combination = replace(ensemble.combination, exit_threshold=0.6)
+    whole = predict(ensemble, X)
+    assert set(whole.used.tolist()) == {1, 2, 3}
+    for k in range(len(X)):
+        one = predict(ensemble, X[k : k + 1])
+        assert one.used.tolist() == [whole.used[k]]
+        for name in ("probabilities", "entropy", "mutual_information"):
+            np.testing.assert_allclose(getattr(one, name)[0], getattr(whole, name)[k], atol=1e-6)
 
 
 def test_one_member_has_no_mutual_information_and_preprocessing_comes_first(members, make_net):

@@ -109,6 +109,18 @@ def test_a_preset_is_a_name_for_flags_which_other_flags_override(folder):
     )
 
 
+@pytest.mark.parametrize("command", ["train", "sweep"])
+@pytest.mark.parametrize(
+    ("installed", "more", "noted"),
+    [(False, [], True), (False, ["--network", "mine:plain"], False), (True, [], False)],
+)
+def test_a_preset_without_pretrained_weights_says_so(folder, capsys, monkeypatch, command, installed, more, noted):
+    monkeypatch.setattr(presets, "find_spec", lambda name: object() if installed else None)
+    assert main([command, "--preset", "folder-modern", "--data", "nowhere", "--device", "cpu", *more]) == 2
+    message = "timm and torchvision are not installed: resnet50 is trained from random weights"
+    assert (message in capsys.readouterr().err) == noted
+
+
 def test_an_unknown_preset_is_rejected(folder, capsys):
     assert train("--preset=cifar100") == 2
     assert "snapens: unknown preset 'cifar100': did you mean cifar100-modern" in capsys.readouterr().err
@@ -136,7 +148,7 @@ def test_a_folder_with_a_run_is_rejected_and_a_finished_one_resumes_to_nothing(f
     assert train() == 0
     before = weights("run")
     assert train() == 2
-    assert "run must be a folder without a run, got run: choose another, or resume" in capsys.readouterr().err
+    assert "got run: choose another folder (--out), or continue the run with --resume" in capsys.readouterr().err
     assert train("--resume") == 0
     assert train("--resume", "--lr", "0.3") == 2
     assert "lr: 0.1, 0.3" in capsys.readouterr().err

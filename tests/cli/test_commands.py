@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import snapens
-from snapens.cli import main
+from snapens.cli import main, tables
 
 COMMANDS = ["demo", "train", "sweep", "predict", "evaluate", "combine", "distill", "export", "report", "paper", "bench"]
 PAPER = ["list", "run", "record", "table", "figure"]
@@ -120,3 +120,31 @@ def test_a_network_of_the_users_own_is_imported_from_the_current_folder_and_noth
     assert "network must be module:callable, got 'mine:linear', which is a NoneType" in done.stderr
     assert (hostile / "mine").exists()
     assert not (hostile / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggested", "others"),
+    [
+        (["train", "--epoch", "3"], ["--epochs INT", "run snapens train --help"], ["sweep", "distill"]),
+        (["paper", "run", "cell", "--seeds", "1"], ["--seed INT", "run snapens paper run --help"], ["demo", "train"]),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_mistyped_option_is_answered_with_the_options_of_this_command_alone(capsys, arguments, suggested, others):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert all(text in shown for text in suggested)
+    assert not any(f"snapens {command}" in shown for command in others)
+
+
+def test_a_number_and_its_percent_sign_are_on_one_line(capsys, monkeypatch):
+    for columns in range(20, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        tables._say("Test error of one model with the standard schedule: 12.34 %. The ensemble: 10.00 %.\nNext.")
+        shown = capsys.readouterr().out
+        assert "\n%" not in shown
+        assert " ".join(shown.split()) == (
+            "Test error of one model with the standard schedule: 12.34 %. The ensemble: 10.00 %. Next."
+        )

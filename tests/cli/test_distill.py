@@ -126,7 +126,7 @@ def test_an_interrupted_distillation_resumes_to_the_same_weights(folder, capsys)
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
         (["--data", "other.npz"], "data must be that of the teacher in run, got other images"),
         (["--network", "mlp"], "network 'mlp' takes tables (features), but the data are images"),
-        (["--out", "run"], "run must be a folder without a run, got run: choose another, or resume that one"),
+        (["--out", "run"], "run must be a folder without a run, got run: choose another folder (--out), or"),
     ],
 )
 def test_a_distillation_that_breaks_a_rule_is_rejected(folder, capsys, arguments, message):

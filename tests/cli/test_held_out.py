@@ -1,5 +1,7 @@
 """What `snapens train` holds out of a user's own data."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -115,10 +117,12 @@ def test_the_only_example_of_a_class_is_trained_on():
     ("more", "message"),
     [
         (["--network", "nothing:here"], "network must be module:callable that Python can import"),
+        (["--network", "timm:resnet18"], "needs timm, which cannot be imported"),
         (["--out", "tiny/inside"], "out must be outside the folder of images"),
     ],
 )
-def test_what_is_wrong_is_said_before_the_data_are_read(folder, capsys, more, message):
+def test_what_is_wrong_is_said_before_the_data_are_read(folder, capsys, monkeypatch, more, message):
+    monkeypatch.setitem(sys.modules, "timm", None)  # as if it was not installed
     images(folder / "tiny", 4)
     assert train(*more, dataset="folder", data="tiny") == 2
     err = capsys.readouterr().err

@@ -42,10 +42,11 @@ def test_the_code_and_the_commands_for_own_data_run(photos, monkeypatch, capsys)
         if "--preset" in command or "--pretrained" in command:  # these need a large network and a download
             continue
         small = ["--network", "mynets:tiny"] if "photos/" in command else []
-        quick = [*QUICK, *small] if command[0] == "train" else []
+        own = ["--import-network"] if command[0] == "predict" else []  # of runs with the small network
+        quick = [*QUICK, *small] if command[0] == "train" else own
         assert main([*command, *quick]) == 0, command
         ran.append(command[0])
-    assert ran == ["train", "report", "combine", "predict", "train", "train", "predict", "train"]
+    assert ran == ["train", "combine", "report", "predict", "train", "train", "predict", "train"]
     assert Run("runs/photos").outputs("held_out").labels.shape == (2,)
     assert Run("runs/arrays").data["classes"] == ["plain", "shaded"]
     assert "new.npz[2]" in capsys.readouterr().out

@@ -129,6 +129,21 @@ def test_a_combination_is_used_and_said_and_easy_images_use_fewer_members(folder
     assert found == pytest.approx(reference.max(-1).values.tolist(), abs=1e-6)
 
 
+def test_the_mutual_information_of_a_single_member_is_shown_as_missing(folder, capsys):
+    run, _ = folder
+    members = tuple((run.identity, step) for step in (4, 8, 12))
+    Combination(members, exit_threshold=0.26).save(run.path)  # one of four classes: only the newest member is evaluated
+    assert predict("run", "images/0.png", "--format", "json") == 0
+    (row,) = read_json(capsys)
+    assert row["members_used"] == 1
+    assert row["mutual_information"] is None
+    assert predict("run", "images/0.png", "--format", "csv") == 0
+    (found,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert found["mutual_information"] == ""
+    assert predict("run", "images/0.png") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["–", "1"]
+
+
 def test_the_last_members_are_used_on_request_instead(folder, capsys):
     run, networks = folder
     Combination.last(2).save(run.path)
@@ -204,7 +219,7 @@ def test_the_rows_of_a_table_are_predicted_and_bad_ones_are_named(folder, capsys
     np.savez("rows.npz", x=rows)
     assert predict("table", "rows.csv", "rows.npz", "--format", "json") == 1
     out, err = capsys.readouterr()
-    assert err == "snapens: rows.csv:3: 3 numbers are required, got 3 (1, oops, 2)\n"
+    assert err == "snapens: rows.csv:3: column 2 must be a number, got 'oops'\n"
     found = {row["file"]: row.get("probability") for row in json.loads(out)}
     assert list(found) == ["rows.csv:2", "rows.csv:4", "rows.csv:3", "rows.npz[0]", "rows.npz[1]"]
     mean, _, _ = expected([network.double()], (rows - np.array(kind["mean"])) / np.array(kind["deviation"]))
@@ -280,13 +295,13 @@ def test_no_command_imports_the_network_of_a_run_folder_unless_it_is_told_to(
     folder, tmp_path, capsys, monkeypatch, command
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "hostile.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
-    made(tmp_path / "own", "hostile:net")
+    (tmp_path / "named_by_a_recipe.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    made(tmp_path / "own", "named_by_a_recipe:net")
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
     assert "add --import-network if you trust it" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
-    assert "hostile" not in sys.modules
+    assert "named_by_a_recipe" not in sys.modules
 
 
 def test_an_interrupt_ends_at_once_with_valid_json_of_what_was_predicted(folder, capsys, monkeypatch):

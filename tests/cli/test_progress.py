@@ -41,6 +41,15 @@ BEGUN = {"completed": 0, "epoch": 0.0, "log": NOTHING, "seconds_left": None}
         ),
         # not one step yet: the rehearsed one took two seconds
         (BEGUN, "epoch 0.0 / 10, lr 0.0500, loss –, 4.0 images/s, 3:20 left"),
+        # a diverging run, and one at a small rate with a small loss
+        (
+            {"lr": 2.5e7, "log": SimpleNamespace(loss=1.4493516e21, images_per_second=16.0)},
+            "epoch 5.0 / 10, lr 2.5e+07, loss 1.45e+21, 16 images/s, 0:25 left",
+        ),
+        (
+            {"lr": 2e-5, "log": SimpleNamespace(loss=0.00123, images_per_second=16.0)},
+            "epoch 5.0 / 10, lr 2e-05, loss 0.00123, 16 images/s, 0:25 left",
+        ),
         ({**BEGUN, "rehearsal_seconds": None}, "epoch 0.0 / 10, lr 0.0500, loss –, – images/s, – left"),
     ],
 )
@@ -60,6 +69,11 @@ def test_bars_and_lines_show_an_estimate_from_the_beginning(monkeypatch, capsys,
         lines(training)
         written.append(capsys.readouterr().err)
     assert written == ["", f"a-run: {shown}\n", "", f"a-run: {shown}\n", ""]
+
+
+def test_a_finished_run_is_at_its_last_epoch_although_the_last_partial_batch_is_left_out(capsys):
+    progress.Lines([done := running(completed=100, epoch=9.8, finished=True)])(done)
+    assert capsys.readouterr().err == "a-run: epoch 10.0 / 10, lr 0.0500, loss 1.250, 16 images/s, done\n"
 
 
 @pytest.mark.parametrize(

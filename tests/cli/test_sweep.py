@@ -130,9 +130,23 @@ def test_every_combination_is_trained_in_a_folder_named_after_its_recipe(folder,
 def test_the_errors_are_means_over_the_seeds_and_those_of_all_members_together(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert sweep("--lr", "0.001", "0.1", "--seed", "0", "1", "2") == 0
-    shown = capsys.readouterr().out
+    assert_shows(capsys.readouterr().out, held_out=0)
+
+
+def test_held_out_errors_are_shown_where_there_are_held_out_examples(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert sweep("--lr", "0.001", "0.1", "--seed", "0", "1", "2", held_out=("--held-out", "16")) == 0
+    assert_shows(capsys.readouterr().out, held_out=16)
+
+
+def assert_shows(shown, *, held_out):
+    """The table of a sweep over two rates has the errors of three seeds; the lines below it have the folders."""
+    assert f"{'held-out' if held_out else 'test'} error, mean over the runs" in shown
     for lr in (0.001, 0.1):
-        outputs = [Run(of(lr=lr, seed=seed)).outputs() for seed in range(3)]
+        paths = [of(lr=lr, seed=seed, held_out=held_out) for seed in range(3)]
+        assert all(f"lr {lr:g}: {path}\n" in shown for path in paths)
+        outputs = [Run(path).outputs("held_out" if held_out else "test") for path in paths]
+        assert len(outputs[0].labels) == 16
         last = np.mean([[found.probabilities[-1].argmax(-1) != found.labels] for found in outputs])
         alone = np.mean([[found.probabilities.mean(0).argmax(-1) != found.labels] for found in outputs])
         members = np.concatenate([found.probabilities for found in outputs])

@@ -7,7 +7,7 @@ from conftest import score
 from plain import words
 
 from snapens import Combination
-from snapens.report import page
+from snapens.report import page, page_charts
 from snapens.report.summary import summarise
 
 WEIGHTS, TEMPERATURE, THRESHOLD = (1.0, 3.0, 2.0), 1.7, 0.8
@@ -58,6 +58,29 @@ def test_a_page_shows_it_in_words_and_numbers(run):
     assert f"Early exit at a confidence of 0.8000: on average, {fitted.used:.2f} members are evaluated" in text
     assert f"({fitted.expected:.2f} per held-out image)" in text
     assert "snapshot 2 step 64 16.7 % snapshot 3 step 96 50.0 % snapshot 4 step 128 33.3 %" in text
+
+
+@pytest.mark.parametrize(("temperature", "calibrated"), [(1.7, True), (1.0, False)])
+def test_a_combination_with_a_temperature_counts_as_calibrated(run, temperature, calibrated):
+    Combination(run.outputs().members, temperature=temperature).save(run.path)
+    assert summarise([run]).details.evidence.calibrated is calibrated
+
+
+@pytest.mark.parametrize("threshold", [THRESHOLD, 0.3])  # the second is below the curve of the chart
+def test_the_chart_of_early_exit_marks_it(run, threshold):
+    Combination(run.outputs().members, exit_threshold=threshold).save(run.path)
+    chart = page_charts.draw(summarise([run]))["exits"]
+    (mark,) = (line for line in chart.figure.axes[0].lines if line.get_label() == "fitted combination")
+    wrong, used = [], []
+    held_out = run.outputs("held_out")
+    for members, label in zip(folders.softmax(held_out).swapaxes(0, 1), held_out.labels, strict=True):
+        k = next((k for k in (1, 2, 3) if members[-k:].mean(0).max() >= threshold), 4)
+        wrong.append(members[-k:].mean(0).argmax() != label)
+        used.append(k)
+    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == pytest.approx((np.mean(used), 100 * np.mean(wrong)))
+    assert chart.hints[-1].startswith(f"fitted combination, early exit at {threshold:g}: {100 * np.mean(wrong):.2f} %")
+    Combination(run.outputs().members).save(run.path)  # without early exit
+    assert "fitted" not in page_charts.draw(summarise([run]))["exits"].description
 
 
 def test_a_plain_mean_is_said_to_be_one(run):

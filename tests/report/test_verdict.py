@@ -38,6 +38,7 @@ EVIDENCE = Evidence(
     lines={},
     tested=True,
     test_noise=0.0045,
+    calibrated=False,
 )
 
 
@@ -142,12 +143,19 @@ def test_the_standard_schedule_is_beaten_beyond_noise(under, kind, words, reason
 
 @pytest.mark.parametrize(("together", "worse"), [(1.021, True), (1.0199, False), (0.9, False)])
 def test_probabilities_are_worse_beyond_two_standard_errors(together, worse):
-    found = findings(nll=(1.0, together))
-    assert ("The ensemble's probabilities are worse than those of its last snapshot." in found) is worse
+    found, text = (
+        findings(nll=(1.0, together)),
+        "The ensemble's probabilities are worse than those of its last snapshot.",
+    )
+    assert (text in found) is worse
     if worse:
-        reason = found["The ensemble's probabilities are worse than those of its last snapshot."].reason
+        reason = found[text].reason
         assert reason.startswith(
             "The NLL is 1.0210 instead of 1.0000, with a paired standard error of 0.0100. Calibrate the ensemble on"
+        )
+        reason = findings(nll=(1.0, together), calibrated=True)[text].reason
+        assert reason.endswith(
+            "0.0100. Use the fitted combination below, which rescales the probabilities with a temperature."
         )
 
 

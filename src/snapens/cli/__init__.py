@@ -24,7 +24,7 @@ from .exporting import Export
 from .options import Flag, Place, Preset, Runs, TrainingOptions, arg
 from .paper import Paper
 from .predicting import Predict
-from .preset import with_flags_of_preset
+from .preset import note_random_weights, with_flags_of_preset
 from .sweep import Sweep
 from .timing import Bench
 
@@ -95,6 +95,7 @@ class Train:
         from .training import show_report, train
 
         recipe, load = self.settings.recipe(), Loader(self.training)
+        note_random_weights(self.preset, [recipe.network.name])
         world = processes.world()
         if self.local_batchnorm:
             recipe = replace(recipe, batchnorm_parts=world.count)
@@ -214,24 +215,29 @@ def _status(arguments: Sequence[str]) -> int:
 
 
 def _command(arguments: Sequence[str]) -> Any:
-    _require_known(arguments)
-    return tyro.cli(
-        Snapens,
-        prog="snapens",
-        args=with_flags_of_preset(arguments),
+    """The command with its arguments. tyro reads only those of this command, and suggests only its options."""
+    names, kind = _named(arguments)
+    found = tyro.cli(
+        kind,
+        prog=" ".join(["snapens", *names]),
+        args=with_flags_of_preset(arguments)[len(names) :],
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
-    ).command
+    )
+    return found.command if kind is Snapens else found
 
 
-def _require_known(arguments: Sequence[str]) -> None:
-    """Reject a mistyped command and suggest the nearest one; tyro would only list all of them."""
-    commands = _commands(Snapens)
+def _named(arguments: Sequence[str]) -> tuple[list[str], Any]:
+    """The words that name a command, and its class. A mistyped command is rejected with the nearest one."""
+    names: list[str] = []
+    kind: type = Snapens
     for word in arguments:
+        commands = _commands(kind)
         if not commands or word.startswith("-"):
-            return
+            break
         if word not in commands:
             raise unknown("command", word, commands)
-        commands = _commands(commands[word])
+        names, kind = [*names, word], commands[word]
+    return names, kind
 
 
 def _commands(group: type) -> dict[str, type]:

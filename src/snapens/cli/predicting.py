@@ -99,7 +99,10 @@ class _Predictor:
             names = [self._classes[index] for index in found.probabilities.argmax(-1)]
             numbers = (found.probabilities.max(-1), found.entropy, found.mutual_information, found.used)
             for values in zip(chunk.names, names, *(column.tolist() for column in numbers), strict=True):
-                yield dict(zip(_COLUMNS, values, strict=True))
+                row: Row = dict(zip(_COLUMNS, values, strict=True))
+                if row["members_used"] == 1:
+                    row["mutual_information"] = None  # 0 would mean that several members agree
+                yield row
         for name, reason in chunk.failed.items():
             say(f"snapens: {name}: {reason}")
             yield {"file": name, "error": reason}
@@ -128,7 +131,8 @@ def _table() -> Iterator[Any]:
     def write(row: Row) -> None:
         if "error" not in row:
             file, name, *values, used = (row[column] for column in _COLUMNS)
-            table.add_row(_printable(file), _printable(name), *(f"{value:.4f}" for value in values), str(used))
+            shown = ("–" if value is None else f"{value:.4f}" for value in values)
+            table.add_row(_printable(file), _printable(name), *shown, str(used))
 
     yield write
     if table.row_count:

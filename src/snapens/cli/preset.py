@@ -7,6 +7,7 @@ from typing import Any
 
 from ..lab.recipe.presets import PRESETS
 from ..lab.recipe.value import look_up
+from .messages import say
 
 
 def with_flags_of_preset(arguments: Sequence[str]) -> list[str]:
@@ -42,3 +43,15 @@ def values_of_preset(preset: str, given: Collection[str]) -> dict[str, Any]:
     return {
         name: values[name] for name in values if name in changed and not (name == "pretrained" and "network" in given)
     }
+
+
+def note_random_weights(preset: str | None, networks: Collection[str]) -> None:
+    """Print that a preset for pretrained weights starts from random ones, because no package that has some exists."""
+    if preset != "folder-modern":
+        return
+    settings = PRESETS[preset]()
+    if not settings.pretrained and settings.network in networks:
+        say(
+            f"timm and torchvision are not installed: {settings.network} is trained from random weights; "
+            "pip install timm to start from pretrained ones"
+        )

@@ -192,15 +192,15 @@ class Counting:
 def _fields(training: "Shown") -> dict[str, Any]:
     """The values of a bar or a line; before the first step, speed and time left are those of the rehearsed step."""
     steps, left = training.total_steps - training.completed, training.seconds_left
-    speed = training.log.images_per_second
+    speed, epochs = training.log.images_per_second, training.recipe.budget.epochs
     if left is None and training.rehearsal_seconds is not None:
         left = steps * training.rehearsal_seconds
     if speed is None and left:
         speed = steps * training.recipe.budget.batch / left
     return {
-        "epoch": f"{training.epoch:.1f} / {training.recipe.budget.epochs}",
-        "lr": f"{training.lr:.4f}",
-        "loss": "–" if training.log.loss is None else f"{training.log.loss:.3f}",
+        "epoch": f"{epochs if training.finished else training.epoch:.1f} / {epochs}",  # a partial batch is left out
+        "lr": _number(training.lr, 4),
+        "loss": "–" if training.log.loss is None else _number(training.log.loss, 3),
         "speed": "–" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",
         "left": "–" if left is None else _clock(left),
     }
@@ -218,6 +218,16 @@ def _labels(names: Sequence[str]) -> list[str]:
     begin = len(list(same)) if len(names) > 1 else 0
     rest = ["-".join(name[begin:]) for name in words]
     return [name if len(name) <= _LONGEST_LABEL else f"…{name[1 - _LONGEST_LABEL :]}" for name in rest]
+
+
+def _number(value: float, decimals: int) -> str:
+    """A number of at least 0 with some decimals, or with three digits if it is too small or too large for that.
+
+    Examples:
+        >>> _number(0.05, 4), _number(2e-5, 4), _number(1.449e21, 3), _number(0.0, 3)
+        ('0.0500', '2e-05', '1.45e+21', '0.000')
+    """
+    return f"{value:.{decimals}f}" if value == 0 or 10 ** (1 - decimals) <= value < 1000 else f"{value:.3g}"
 
 
 def _clock(seconds: float) -> str:

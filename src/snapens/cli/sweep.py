@@ -15,7 +15,7 @@ from ..lab.recipe.variations import variations
 from . import processes
 from .messages import counted
 from .options import Flag, PlanOptions, Preset, TrainingOptions, arg
-from .preset import values_of_preset
+from .preset import note_random_weights, values_of_preset
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from ..lab.recipe.recipe import Dataset
@@ -86,6 +86,7 @@ class Sweep:
         if self.preset is not None:
             common = values_of_preset(self.preset, values)
             values = {**{name: [value] for name, value in common.items()}, **values}
+            note_random_weights(self.preset, values.get("network", ()))
         recipes, load = variations(values), Loader(self.training, keep=True)
         if "held_out" not in values:
             recipes = processes.world().agree(lambda: _with_held_out(recipes, load))

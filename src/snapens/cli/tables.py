@@ -1,5 +1,7 @@
 """Results on the terminal."""
 
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -30,13 +32,12 @@ def demo(single: "Run", snapshot: "Run") -> None:
     baseline = 100 * single.outputs().member_errors[-1]
     outputs = snapshot.outputs()
     ensemble, last = 100 * outputs.ensemble_errors[-1], 100 * outputs.member_errors[-1]
-    Console().print(
+    _say(
         f"Test error of one model with the standard schedule: {baseline:.2f} %. The same budget in cycles: "
         f"last snapshot {last:.2f} %, ensemble of {len(outputs.member_errors)} snapshots {ensemble:.2f} %.\n"
         f"The ensemble's error is {_points(baseline - ensemble)} than the single model's "
         f"and {_points(last - ensemble)} than its own last snapshot's.\n"
-        f"Run folders: {single.path} and {snapshot.path}",
-        highlight=False,
+        f"Run folders: {single.path} and {snapshot.path}"
     )
 
 
@@ -48,28 +49,35 @@ def distilled(student: "Run", teacher: "Run", combination: "Combination") -> Non
     outputs, members = teacher.outputs(), len(combination.members)
     ensemble, last = 100 * Prediction.of(outputs, combination).score.error, 100 * outputs.member_errors[-1]
     error = 100 * student.outputs().member_errors[-1]
-    Console().print(
+    _say(
         f"Test error of the teacher: last snapshot {last:.2f} %, ensemble of {members} snapshots {ensemble:.2f} %. "
         f"Test error of the student: {error:.2f} %.\n"
         f"The student's error is {_points(ensemble - error)} than the ensemble's "
-        f"and {_points(last - error)} than the last snapshot's.",
-        highlight=False,
+        f"and {_points(last - error)} than the last snapshot's."
     )
 
 
 def sweep(groups: Mapping[str, Sequence["Run"]]) -> None:
-    """The test errors of the finished runs of a sweep, by their settings: means over the seeds, and K × M."""
+    """The errors of the finished runs of a sweep, by their settings: means over the seeds, and K × M; their folders.
+
+    Settings are chosen by these errors, so they are held-out errors if all runs have held-out examples.
+    """
     from ..lab.paper.entry import joint_error
 
+    part = "held_out" if all(run.has_outputs("held_out") for runs in groups.values() for run in runs) else "test"
     names = ("settings", "runs", "last snapshot, %", "ensemble of a run, %", "ensemble of all runs, %")
-    table = Table(*(Column(name, overflow="fold") for name in names), title="test error, mean over the runs")
+    table = Table(
+        *(Column(name, overflow="fold") for name in names), title=f"{part.replace('_', '-')} error, mean over the runs"
+    )
     for name, runs in groups.items():
-        outputs = [run.outputs() for run in runs]
+        outputs = [run.outputs(part) for run in runs]
         last = fmean(100 * found.member_errors[-1] for found in outputs)
         ensemble = fmean(100 * found.ensemble_errors[-1] for found in outputs)
-        together = f"{100 * joint_error(runs):.2f}" if len(runs) > 1 else "–"
+        together = f"{100 * joint_error(runs, part=part):.2f}" if len(runs) > 1 else "–"
         table.add_row(name, str(len(runs)), f"{last:.2f}", f"{ensemble:.2f}", together)
     Console().print(table)
+    # below the table, because its columns are narrow and users copy the paths
+    sys.stdout.write("".join(f"{name}: {run.path}\n" for name, runs in groups.items() for run in runs))
 
 
 def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[float]]) -> None:
@@ -84,6 +92,14 @@ def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[fl
     console.print(table)
     star = "* the paper copied this value from the DenseNet paper. " * any(cell.starred for cell in chosen)
     console.print(f"{star}time: of one run in a pack on an H200.", highlight=False)
+
+
+def _say(text: str) -> None:
+    """Print paragraphs, without a break between a number and its %; rich would also break at a no-break space."""
+    joined, width = text.replace(" %", "\N{NO-BREAK SPACE}%"), Console().width
+    for line in joined.splitlines():
+        wrapped = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        sys.stdout.write(wrapped.replace("\N{NO-BREAK SPACE}", " ") + "\n")
 
 
 def _points(lower: float) -> str:

@@ -188,11 +188,16 @@ def reliability(axes: Any, predictors: Mapping[str, tuple[Sequence[Any], str]]) 
     axes.legend(loc="best")
 
 
-def early_exit(axes: Any, exits: Exits) -> None:
-    """The error by the mean number of members evaluated: always the last m, and early exit at each confidence."""
+def early_exit(axes: Any, exits: Exits, fitted: tuple[float, float] | None = None) -> None:
+    """The error by the mean number of members evaluated: always the last m, and early exit at each confidence.
+
+    `fitted` is the point of a fitted combination.
+    """
     m = np.arange(1, len(exits.error) + 1)
     axes.plot(m, 100 * exits.error[:, -1], color=SINGLE, marker="o", label="always the last m")
     axes.plot(exits.used[-1], 100 * exits.error[-1], color=ENSEMBLE, marker=".", label="early exit")
+    if fitted is not None:
+        axes.plot(*fitted, color=INK, linestyle="", marker="D", markersize=6, label="fitted combination", zorder=3)
     axes.set_xticks(m)
     axes.set(xlabel="members evaluated, mean")
     axes.legend(loc="best")

@@ -103,9 +103,11 @@ class Details:
         held_out = run.outputs("held_out") if run.has_outputs("held_out") else None  # by the recipe or the data set
         chosen = quality if held_out is None else Quality.of(held_out.log_probabilities, held_out.labels)
         changes = _changes(account, quality.labels)
+        fitted = Fitted.of(run, outputs, quality, held_out)
+        calibrated = fitted is not None and fitted.combination.temperature != 1
         return cls(
             quality,
-            Fitted.of(run, outputs, quality, held_out),
+            fitted,
             between,
             _reliability(quality.last, 0),
             _reliability(quality.last, -1),
@@ -113,7 +115,7 @@ class Details:
             tuple(_examples(run, account.classes, outputs, quality)),
             tuple(change for change in changes[:_CLASSES] if change.change < 0),
             tuple(change for change in changes[: -_CLASSES - 1 : -1] if change.change > 0),
-            Evidence.of("test" if held_out is None else "held_out", chosen, account, between),
+            Evidence.of("test" if held_out is None else "held_out", chosen, account, between, calibrated=calibrated),
         )
 
 

@@ -53,9 +53,13 @@ class Evidence:
     """Whether there are outputs for test examples."""
     test_noise: float
     """The standard error of the last member's test error."""
+    calibrated: bool
+    """Whether the run has a combination with a temperature."""
 
     @classmethod
-    def of(cls, part: Part, quality: Quality, account: Account, between: Between | None) -> "Evidence":
+    def of(
+        cls, part: Part, quality: Quality, account: Account, between: Between | None, *, calibrated: bool = False
+    ) -> "Evidence":
         """From the quality of the members on one part of the images."""
         labels, alone, together = quality.labels, quality.alone.wrong, quality.last.wrong
         members, errors = len(alone), together.mean(-1)
@@ -83,6 +87,7 @@ class Evidence:
             lines={line.snapshot: line for line in between.lines} if between else {},
             tested=account.part == "test",
             test_noise=float(account.wrong[0].std() / np.sqrt(account.wrong.shape[1])),
+            calibrated=calibrated,
         )
 
 

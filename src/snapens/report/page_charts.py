@@ -85,8 +85,9 @@ def _last_members(summary: Summary) -> Chart:
 def _early_exit(summary: Summary) -> Chart:
     """The script of the page shows the ring around the point of the chosen m and threshold; all others stay hidden."""
     figure, axes = _one()
-    exits = summary.details.exits
-    charts.early_exit(axes, exits)
+    exits, fitted = summary.details.exits, summary.details.fitted
+    point = fitted.exit_point if fitted else None
+    charts.early_exit(axes, exits, None if point is None else (point[0], 100 * point[1]))
     ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2, "color": INK, "alpha": 0}
     axes.plot(exits.used.ravel(), 100 * exits.error.ravel(), linestyle="", gid="exit", **ring)
     axes.set_ylabel(_error_on(summary.details.evidence.part))
@@ -97,6 +98,11 @@ def _early_exit(summary: Summary) -> Chart:
     fixed = 100 * exits.error[:, -1]
     hints += [(m, error, f"always the last {m}: {error:.2f} %") for m, error in enumerate(fixed, 1)]
     description = f"At a confidence of {THRESHOLDS[0]:g}, {exits.used[-1, 0]:.2f} members are evaluated on average."
+    if fitted is not None and point is not None:
+        confidence, used, percent = fitted.combination.exit_threshold, point[0], 100 * point[1]
+        words = f"fitted combination, early exit at {confidence:.4g}: {percent:.2f} %, {used:.2f} members on average"
+        hints.append((used, percent, words))
+        description += f" {words[0].upper()}{words[1:]}."
     return Chart("exits", figure, "Error and cost of early exit", description, _hinted(axes, hints))
 
 

@@ -124,9 +124,13 @@ def _less_likely(evidence: Evidence) -> Finding | None:
     last, together = evidence.nll
     if together - last <= _STANDARD_ERRORS * evidence.nll_noise:
         return None
+    if evidence.calibrated:
+        advice = "Use the fitted combination below, which rescales the probabilities with a temperature."
+    else:
+        advice = f"Calibrate the ensemble on held-out {evidence.noun} before you use its probabilities."
     reason = (
         f"The NLL is {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}. "
-        f"Calibrate the ensemble on held-out {evidence.noun} before you use its probabilities."
+        f"{advice}"
     )
     return Finding("warning", "The ensemble's probabilities are worse than those of its last snapshot.", reason)
 

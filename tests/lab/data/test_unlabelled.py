@@ -155,9 +155,9 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_read(tmp_path):
     assert [example.tolist() for example in chunk.examples] == [[1, 2, 3], [4, 5, 6]]
     assert chunk.failed == {
         f"{tmp_path}/a.csv:2": "3 numbers are required, got 2 (1, 2)",
-        f"{tmp_path}/a.csv:3": "3 numbers are required, got 3 (1, 2, none)",
-        f"{tmp_path}/a.csv:4": "3 numbers are required, got 3 (1, nan, 3)",
-        f"{tmp_path}/a.csv:5": "3 numbers are required, got 3 (1, 2, 1e31)",
+        f"{tmp_path}/a.csv:3": "column 3 must be a number, got 'none'",
+        f"{tmp_path}/a.csv:4": "column 2 must be a number below 1e+30, got 'nan'",
+        f"{tmp_path}/a.csv:5": "column 3 must be a number below 1e+30, got '1e31'",
         f"{tmp_path}/a.csv:7": "3 numbers are required, got 6 (1, 2, 3, 4, 5, …)",
     }
 

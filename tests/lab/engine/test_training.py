@@ -315,6 +315,16 @@ def test_what_is_not_finite_is_never_a_member(tmp_path):
     assert Run(tmp_path / "run").snapshots.steps == ()
 
 
+def test_outputs_that_are_not_finite_are_a_diverged_run_although_the_losses_were_finite(tmp_path):
+    recipe = tiny.recipe(network="tiny:plain", lr=1e20, cycles=20)  # the first minimum is after the first step
+    [training] = trained((recipe, tmp_path / "run"))
+    assert isinstance(training.failure, NonFiniteError)
+    assert str(training.failure) == (
+        "loss must be finite, got nan on the test examples at step 1: use a lower --lr and another run folder (--out); "
+        "stored snapshots are intact"
+    )
+
+
 # going on
 
 
@@ -369,17 +379,17 @@ def test_a_folder_that_has_a_run_is_refused_unless_it_is_resumed(tmp_path):
     [first] = trained((tiny.recipe(), tmp_path / "run"), **until(3))
     before = left(tmp_path / "run")["state"][0]
     loads = []
-    with pytest.raises(StoreError, match=r"run must be a folder without a run, got .*: choose another, or resume"):
+    with pytest.raises(StoreError, match=r"run must be a folder without a run, got .*: choose another folder"):
         prepare([(tiny.recipe(), tmp_path / "run")], loads.append, CPU)
     assert not loads  # before anything that takes time
-    with pytest.raises(StoreError, match=r"run must be a folder without a run, got .*: choose another, or resume"):
+    with pytest.raises(StoreError, match=r"run must be a folder without a run, got .*: choose another folder"):
         Training(tiny.recipe(), first.placed, tmp_path / "run").open()
     assert left(tmp_path / "run")["state"][0] == before
 
 
 def test_a_run_is_resumed_with_its_own_recipe_alone(tmp_path):
     trained((tiny.recipe(), tmp_path / "run"), **until(3))
-    with pytest.raises(MismatchError, match=r"optimizer.lr: 0\.05, 0\.5; optimizer.momentum: 0\.9, 0\.8$"):
+    with pytest.raises(MismatchError, match=r"optimizer.lr: 0\.05, 0\.5; optimizer.momentum: 0\.9, 0\.8: use"):
         prepare([(tiny.recipe(lr=0.5, momentum=0.8), tmp_path / "run")], tiny.load, CPU, resume=True)
     trained((tiny.recipe(), tmp_path / "run"), resume=True)  # the lock was given back
 

@@ -302,6 +302,13 @@ def test_torchvision_networks_are_built_by_name(monkeypatch):
         build("torchvision:resnet18", classes=6, dropout=0.2)
 
 
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_package_that_is_not_installed_is_named_with_a_command_before_the_data_is_known(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)  # importing it fails
+    with pytest.raises(ArgumentError, match=rf"network '{library}:resnet18' needs .*, with pip install {library}$"):
+        require(f"{library}:resnet18")
+
+
 def test_timm_networks_are_built_by_name(monkeypatch):
     def create_model(name, pretrained, num_classes, in_chans, drop_rate):
         assert not pretrained
@@ -372,7 +379,7 @@ def test_a_library_that_does_not_import_is_named_with_the_remedy(monkeypatch, er
         raise error
 
     monkeypatch.setattr("snapens.lab.nets.zoo.importlib.import_module", broken)
-    message = f"torchvision, which cannot be imported ({error}): install a version of torchvision that supports torch"
+    message = f"torchvision, which cannot be imported ({error}): install a version that supports torch"
     from snapens.lab.nets.zoo import from_torchvision
 
     with pytest.raises(ArgumentError, match=re.escape(message)):

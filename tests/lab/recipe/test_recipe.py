@@ -314,7 +314,10 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"held_out_seed": -1}, "held_out_seed must be at least 0, got -1"),
         ({"held_out_seed": 1 << 63}, "held_out_seed must be less than 2 to the 63"),
         ({"padding": -1}, "padding must be at least 0, got -1"),
-        ({"warmup_epochs": 5, "epochs": 5}, "warmup_epochs must be less than epochs=5, got 5"),
+        (
+            {"warmup_epochs": 5, "epochs": 5},
+            "warmup_epochs must be less than epochs=5, got 5: use more epochs, or a shorter warm-up",
+        ),
         ({"lr": 10**400}, "lr must be a finite number greater than 0, got inf"),
         ({"warmup_epochs": -1}, "warmup_epochs must be at least 0, got -1"),
         ({"weight_decay": -1e-4}, "weight_decay must be finite and at least 0, got -0.0001"),

@@ -43,7 +43,8 @@ def test_a_run_is_resumed_with_its_own_recipe_and_data_alone(tmp_path):
     with pytest.raises(MismatchError) as caught:
         Run(tmp_path).begin(tiny.recipe(lr=0.5, seed=9), DATA)
     assert str(caught.value) == (
-        f"recipe must be that of the run in {tmp_path} to resume it, got (old, new) optimizer.lr: 0.05, 0.5; seed: 0, 9"
+        f"recipe must be that of the run in {tmp_path} to resume it, got (old, new) optimizer.lr: 0.05, 0.5; "
+        "seed: 0, 9: use the same settings, or another folder (--out)"
     )
     with pytest.raises(MismatchError, match=r"data must be that of the run in .* to resume it, got other preproc"):
         Run(tmp_path).begin(

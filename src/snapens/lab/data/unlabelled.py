@@ -118,7 +118,7 @@ def _rows(path: Path, features: int, size: int) -> Iterator[Chunk]:
                 chunk.names.append(name)
                 chunk.examples.append(row)
             else:
-                chunk.failed[name] = f"{features} numbers are required, got {_shown(cells)}"
+                chunk.failed[name] = _fault(cells, features)
         yield chunk
 
 
@@ -152,9 +152,18 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _shown(cells: Any) -> str:
+def _fault(cells: Any, features: int) -> str:
+    """Why a row cannot be used: the number of its cells, or its first cell that is not a usable number."""
     values = [str(cell) for cell in cells]
-    return f"{len(values)} ({', '.join(values[:5])}{', …' if len(values) > 5 else ''})"
+    if len(values) != features:
+        shown = f"{', '.join(values[:5])}{', …' if len(values) > 5 else ''}"
+        return f"{features} numbers are required, got {len(values)} ({shown})"
+    column, value = next(
+        (column, value)
+        for column, value in enumerate(values, 1)
+        if not (_is_number(value) and abs(float(value)) < TOO_LARGE)
+    )
+    return f"column {column} must be a number{f' below {TOO_LARGE:g}' * _is_number(value)}, got {value!r}"
 
 
 def _reason(path: Path, error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Evaluation: computes the outputs of a run's members, and stores them in its folder."""
 
 import logging
+import math
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ...weights import set_tensors
 from ..data.protocol import Part
 from ..records import format_1
 from ..records.run import Run
+from .log import diverged
 from .step import TrainingStep
 
 log = logging.getLogger("snapens")
@@ -26,6 +28,9 @@ class Evaluation:
     def add(self, completed: int, snapshot: str) -> float:
         """Store the outputs of the current weights, for a snapshot that is committed afterwards; their test error."""
         outputs = self.outputs()
+        for part, (found, _) in outputs.items():
+            if found.isnan().any():  # the losses that were logged can still be finite
+                raise diverged(math.nan, f"on the {part.replace('_', '-')} examples at step {completed}")
         self._run.add_outputs(completed, outputs, snapshot)
         test, labels = outputs["test"]
         return float(metrics.error(test.float().exp().numpy(), labels.numpy()))

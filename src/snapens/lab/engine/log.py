@@ -18,6 +18,14 @@ _MOST_STEPS = 1000  # between two lines of the log; an epoch if that is shorter
 _LEAST_SECONDS = 1.0  # of a measured speed: shorter times are inaccurate
 
 
+def diverged(loss: float, where: str) -> NonFiniteError:
+    """The error for a loss that is not finite; a lower rate is another recipe, so it needs another folder."""
+    return NonFiniteError(
+        f"loss must be finite, got {loss} {where}: use a lower --lr and another run folder (--out); "
+        "stored snapshots are intact"
+    )
+
+
 class TrainingLog:
     """Reads the losses of a run, without waiting for the device, and writes them to the run's log.
 
@@ -102,9 +110,7 @@ class TrainingLog:
 
     def _write(self, completed: int, loss: float) -> None:
         if not np.isfinite(loss):
-            raise NonFiniteError(
-                f"loss must be finite, got {loss} up to step {completed}: use a lower lr; stored snapshots are intact"
-            )
+            raise diverged(loss, f"up to step {completed}")
         batch, now = self._recipe.budget.batch, time.monotonic()
         self._measure_speed((completed - self._completed) * batch, now - self._seen)
         self.loss, self._completed, self._seen = loss, completed, now

@@ -27,6 +27,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "small": ("snapens.lab.nets.small:small", {}),
     "mlp": ("snapens.lab.nets.mlp:mlp", {"hidden": (256, 256)}),
 }
+_LIBRARIES = ("torchvision", "timm")
 _RGB = {"channels": 3}
 
 
@@ -99,6 +100,11 @@ def require(
     """
     factory, settings = _resolved(name, 2, dropout, stem_stride, pretrained)
     _require_accepted(name, factory, {**settings, **(inputs or {})}, partly=inputs is None)
+    library, _, inner = name.partition(":")
+    if library in _LIBRARIES:
+        from . import zoo
+
+        zoo.require(library, inner)
 
 
 def accelerate(network: "nn.Module") -> bool:
@@ -127,7 +133,7 @@ def _resolved(
     if not colon and name not in NETWORKS:
         raise unknown("network", name, NETWORKS)
     path, settings = NETWORKS.get(name, (name, {}))
-    if library in ("torchvision", "timm"):
+    if library in _LIBRARIES:
         path, settings = f"snapens.lab.nets.zoo:from_{library}", {"name": inner}
     given = {"dropout": (dropout, 0.0), "stem_stride": (stem_stride, 1), "pretrained": (pretrained, False)}
     optional = {key: value for key, (value, default) in given.items() if value != default}

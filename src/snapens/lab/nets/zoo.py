@@ -13,9 +13,7 @@ from ..recipe.value import unknown
 
 def from_torchvision(*, name: str, classes: int, channels: int = 3, pretrained: bool = False) -> nn.Module:
     """Build a classifier of torchvision, with fresh weights, or with pretrained ones and a new last layer."""
-    models = _library("torchvision", name).models
-    if name not in models.list_models(module=models):
-        raise unknown("torchvision network", name, models.list_models(module=models))
+    models = require("torchvision", name).models
     if channels != 3:
         raise ArgumentError(f"channels must be 3 for a torchvision network, got {channels}: use timm:NAME")
     if not pretrained:
@@ -28,15 +26,23 @@ def from_timm(
     *, name: str, classes: int, channels: int = 3, dropout: float = 0.0, pretrained: bool = False
 ) -> nn.Module:
     """Build a network of timm, with fresh weights, or with pretrained ones and a new last layer."""
-    timm = _library("timm", name)
-    if name.partition(".")[0] not in timm.list_models():  # a dot separates the name of pretrained weights
-        raise unknown("timm network", name, timm.list_models())
+    timm = require("timm", name)
 
     def create() -> nn.Module:
         settings = {"num_classes": classes, "in_chans": channels, "drop_rate": dropout}
         return timm.create_model(name, pretrained=pretrained, **settings)  # type: ignore[no-any-return]
 
     return _downloaded(f"timm:{name}", create) if pretrained else create()
+
+
+def require(library: str, name: str) -> Any:
+    """The package, which must be installed and have a network of this name."""
+    found = _imported(library, name)
+    known = found.models.list_models(module=found.models) if library == "torchvision" else found.list_models()
+    base = name.partition(".")[0] if library == "timm" else name  # a dot separates the name of pretrained weights
+    if base not in known:
+        raise unknown(f"{library} network", name, known)
+    return found
 
 
 def _downloaded(name: str, create: Callable[[], nn.Module]) -> nn.Module:
@@ -63,11 +69,11 @@ def _with_classes(network: nn.Module, classes: int, name: str) -> nn.Module:
     return network
 
 
-def _library(library: str, name: str) -> Any:
+def _imported(library: str, name: str) -> Any:
     try:
         return importlib.import_module(library)
     except (ImportError, RuntimeError) as error:  # a torchvision built for another torch raises RuntimeError
         raise ArgumentError(
             f"network '{library}:{name}' needs {library}, which cannot be imported ({error}): "
-            f"install a version of {library} that supports torch {torch.__version__}"
+            f"install a version that supports torch {torch.__version__}, with pip install {library}"
         ) from error

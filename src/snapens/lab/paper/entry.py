@@ -209,9 +209,9 @@ def cell_error(cell: paper.Cell, runs: Sequence["Run"]) -> float:
     return joint_error(runs, last_only=cell.reads == "last")
 
 
-def joint_error(runs: Sequence["Run"], *, last_only: bool = False) -> float:
-    """The test error, a fraction, of the mean softmax of all members of some runs, or of their last members only."""
-    found = [run.outputs() for run in runs]
+def joint_error(runs: Sequence["Run"], *, last_only: bool = False, part: str = "test") -> float:
+    """The error, a fraction, of the mean softmax of all members of some runs, or of their last members only."""
+    found = [run.outputs(part) for run in runs]
     members = [outputs.log_probabilities[-1 if last_only else 0 :] for outputs in found]
     return Quality.of(np.concatenate(members), found[0].labels).last.scores[-1].error
 

@@ -67,8 +67,11 @@ class Budget(Value):
         """There is at least one epoch after the warm-up, and one example in a batch."""
         require_at_least(1, epochs=self.epochs, batch=self.batch)
         require_at_least(0, warmup_epochs=self.warmup_epochs)
-        rule = f"be less than epochs={self.epochs}"
-        require(self.warmup_epochs < self.epochs, "warmup_epochs", rule, self.warmup_epochs)
+        if self.warmup_epochs >= self.epochs:
+            raise ArgumentError(
+                f"warmup_epochs must be less than epochs={self.epochs}, got {self.warmup_epochs}: "
+                "use more epochs, or a shorter warm-up"
+            )
 
 
 @dataclass(frozen=True)

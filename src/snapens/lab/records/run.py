@@ -132,7 +132,10 @@ class Run:
     def admit(self, recipe: Recipe, resume: bool) -> None:
         """Check that a run of this recipe can start or continue in this folder."""
         if self.exists and not resume:
-            raise StoreError(f"run must be a folder without a run, got {self.path}: choose another, or resume that one")
+            raise StoreError(
+                f"run must be a folder without a run, got {self.path}: choose another folder (--out), or continue the "
+                "run with --resume"
+            )
         if self.exists:
             self.require(recipe)
         elif durable.exists(self.path / "state"):
@@ -144,7 +147,8 @@ class Run:
         """Check that the run has this recipe."""
         if differences := self.recipe.differences(recipe):
             raise MismatchError(
-                f"recipe must be that of the run in {self.path} to resume it, got (old, new) {'; '.join(differences)}"
+                f"recipe must be that of the run in {self.path} to resume it, got (old, new) {'; '.join(differences)}: "
+                "use the same settings, or another folder (--out)"
             )
 
     def begin(self, recipe: Recipe, data: Mapping[str, Any]) -> None:

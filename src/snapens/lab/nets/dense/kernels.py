@@ -193,6 +193,8 @@ def taps(
     p = tl.program_id(0) * PIXELS
     n = tl.program_id(1) * COLUMNS
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
+    # tl.assume(channels > 0) would let products overlap with the next loads, but up to Triton 3.8 the registers of
+    # activations are then reused while a product may still read them (triton-lang/triton issue 9433)
     for start in range(0, channels, CHANNELS):
         c = start + tl.arange(0, CHANNELS)
         slope, constant = tl.load(factor + c), tl.load(offset + c)
