@@ -31,6 +31,12 @@ GROW = tiny.recipe(cycles=4, epochs=6, **SETTINGS)
 """24 steps: all that a run can have. Snapshots at 6, 12, 18 and 24."""
 
 
+@pytest.fixture(autouse=True)
+def _bursts_end_by_steps_only(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(training_module, "_BURST_SECONDS", math.inf)
+
+
 def trained(*jobs, resume=False, state_seconds=300.0, **options):
     trainings = prepare(jobs, tiny.load, CPU, resume=resume, state_seconds=state_seconds)
     train(trainings, **options)
