@@ -47,9 +47,8 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
     for member, share in list(zip(ensemble.members, combination.shares, strict=True))[::-1]:
         if (undecided := pool.undecided(inputs)) is None:
             break
-        rows = (
-            pool.rows if isinstance(pool.rows, slice) else pool.rows.numpy()
-        )  # numpy takes a tensor of one for an int
+        # numpy would take a tensor of one element for an integer
+        rows = pool.rows if isinstance(pool.rows, slice) else pool.rows.numpy()
         output = ensemble.activated(class_scores(member(undecided))).cpu()
         used[rows] += 1
         weights[rows] += share

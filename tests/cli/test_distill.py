@@ -12,6 +12,8 @@ from snapens.cli import main
 from snapens.cli.distillation import Distill
 from snapens.cli.options import TrainingOptions
 from snapens.combination import Combination
+from snapens.errors import StoreError
+from snapens.lab.engine.world import World
 from snapens.lab.recipe import Distillation, Recipe, Settings, Teacher
 from snapens.lab.records.run import Run
 
@@ -79,6 +81,25 @@ def test_a_run_is_distilled_into_a_run_like_any_other(folder, capsys):
     assert f"Test error of the student: {100 * student.outputs().member_errors[-1]:.2f} %." in shown
     assert "report: student/report.html" in shown
     assert main(["report", "student", "run"]) == 0
+
+
+def test_all_processes_learn_of_a_teacher_that_one_of_them_cannot_read(folder, monkeypatch):
+    agree, shared = World.agree, []
+
+    def noted(self, action):
+        shared.append(True)
+        try:
+            return agree(self, action)
+        finally:
+            shared.pop()
+
+    def unreadable(run, allowed):
+        assert shared
+        raise StoreError("the folder cannot be read")
+
+    monkeypatch.setattr(World, "agree", noted)
+    monkeypatch.setattr("snapens.cli.loader.import_network_of", unreadable)
+    assert distill() == 2
 
 
 def test_by_default_the_folder_is_named_after_the_recipe(folder):

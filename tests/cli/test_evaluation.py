@@ -123,6 +123,18 @@ def test_a_combination_fitted_with_held_out_examples_is_used_for_a_run_without(f
     assert (found.temperature, found.exit_threshold) == (fitted.temperature, fitted.exit_threshold)
 
 
+def test_a_combination_is_not_used_for_other_data(folder, tmp_path, capsys, monkeypatch):
+    outputs(folder, 0)
+    assert main(["combine", str(folder)]) == 0
+    other = stored(tmp_path / "other", (5, 10, 15))
+    monkeypatch.setattr(
+        "snapens.lab.records.runs.same_data", lambda run, like: (run.path, like.path) != (other, folder)
+    )
+    assert main(["combine", str(other), "--like", str(folder)]) == 2
+    assert "like must be a run with the same classes and test images" in capsys.readouterr().err
+    assert not (other / "combination.json").exists()
+
+
 def test_a_combination_is_not_used_for_a_run_with_another_number_of_snapshots(folder, tmp_path, capsys):
     outputs(folder, 0)
     assert main(["combine", str(folder)]) == 0

@@ -140,6 +140,16 @@ def test_cudnn_computes_a_convolution_with_what_follows_it(monkeypatch):
     assert not kernel
 
 
+@pytest.mark.parametrize("residual", [None, (4, 16, 8, 8)])
+def test_cudnn_keeps_nan_as_the_kernel_does(residual):
+    fused, (x, other), _ = epilogue_and_reference(nn.Conv2d(16, 16, 1), (4, 16, 8, 8), residual, torch.bfloat16)
+    x[1, 2, 3, 4] = torch.nan
+    with torch.no_grad():
+        found = fused(x, other)
+    assert found[1, :, 3, 4].isnan().all()
+    assert found.isnan().sum() == 16
+
+
 def test_the_kernel_takes_over_where_cudnn_has_no_such_operation(monkeypatch):
     fused, arguments, expected = epilogue_and_reference(
         nn.Conv2d(16, 16, 3, padding=1), (4, 16, 8, 8), None, torch.bfloat16

@@ -50,8 +50,9 @@ class Distill:
         from .training import show_report, train
 
         run = Run(self.run)
-        import_network_of(run, self.import_network)
-        teacher = processes.world().agree(lambda: teacher_of(self.run, combination_of(run, self.last)))
+        world = processes.world()
+        world.agree(lambda: import_network_of(run, self.import_network))
+        teacher = world.agree(lambda: teacher_of(self.run, combination_of(run, self.last)))
         recipe = self._recipe(run.recipe, teacher)
         out = self.out or Path("runs") / f"distilled-{run_name(recipe)}"
         status = train([(recipe, out)], self.training, teachers=[self.run])

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from tyro.conf import Positional
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, MismatchError
 from .messages import say
 from .options import Flag, arg
 
@@ -79,9 +79,15 @@ class Combine:
     def _transfer(self, other: Path) -> int:
         """Store the combination of another run for this run."""
         from ..combination import Combination
+        from ..lab.records.run import Run
+        from ..lab.records.runs import same_data
 
         if replace(self, like=None) != Combine(self.run):
             raise ArgumentError("like must be given alone, because nothing is fitted, got other options: remove them")
+        if not same_data(Run(self.run), Run(other)):
+            raise MismatchError(
+                f"like must be a run with the same classes and test images, got {other}: choose another"
+            )
         after = _members(self.run)
         combination = Combination.load(other).transferred(_members(other), after)
         combination.save(self.run)

@@ -269,7 +269,8 @@ def _uncompiled(module: Any) -> Iterator[None]:
     if getattr(module, "_compiler_ctx", None) is None:
         yield
         return
-    compiled = {name: vars(module).pop(name) for name in _COMPILED}  # Lightning's to_uncompiled() cannot be undone
+    # Lightning's to_uncompiled() cannot be undone
+    compiled = {name: vars(module).pop(name) for name in _COMPILED if name in vars(module)}
     module._compiler_ctx = None
     try:
         yield

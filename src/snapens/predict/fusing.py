@@ -36,6 +36,8 @@ class Epilogue(nn.Module):
         if self._fused and self._suits_cudnn(x, residual):
             try:
                 return self._by_cudnn(x.to(layer.weight.dtype), residual)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError:  # cuDNN has no such operation for these shapes
                 self._fused = False
         y = nn.functional.conv2d(x, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)

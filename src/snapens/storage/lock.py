@@ -42,9 +42,10 @@ class WriterLock:
         self.release = finalize(self, _release, self._descriptor, held, self._held)
         try:
             self.ensure()
-            if not _OWNER.fullmatch(os.pread(self._descriptor, 21, 0)):  # a hard link can be any file
+            if not _OWNER.fullmatch(self._content(21)):  # a hard link can be any file
                 raise DamagedError(f"{path} must hold the number of a process, got another content: remove the file")
             os.truncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.write(self._descriptor, str(os.getpid()).encode())
         except BaseException:
             self.release()
@@ -62,11 +63,15 @@ class WriterLock:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
-            owner = os.pread(self._descriptor, 20, 0).decode("ascii", "replace")
+            owner = self._content(20).decode("ascii", "replace")
             raise LockedError(
                 f"{self._rule} process {owner}: wait until it ends or choose another folder; "
                 "under DDP pass the wrapped model, or process_group=torch.distributed.group.WORLD"
             ) from error
+
+    def _content(self, most: int) -> bytes:
+        os.lseek(self._descriptor, 0, os.SEEK_SET)  # Windows has no pread
+        return os.read(self._descriptor, most)
 
     def _open(self) -> int:
         return durable.own_file(str(self._path), os.O_RDWR | os.O_CREAT)

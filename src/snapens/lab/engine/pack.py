@@ -1,6 +1,6 @@
 """The training loop: it advances the runs of a pack, which share a device, a few steps at a time.
 
-trainings = prepare(unfinished(jobs), load, chosen_device("auto"), resume=True)
+trainings = prepare(unfinished(jobs), load, torch.device("cuda"), resume=True)
 train(trainings, watch, stop)
 measure_between(trainings)
 """
