@@ -109,6 +109,32 @@ def test_a_convolution_with_other_padding_than_zeros_is_not_fused():
     assert "Epilogue" not in kinds(folded(network, torch.randn(2, 3, 4, 4), kernels=True))
 
 
+def fused_with(monkeypatch, error):
+    """A convolution with a ReLU for which cuDNN raises an error, its input and its output."""
+    layer, x = nn.Conv2d(3, 3, 1), torch.randn(2, 3, 4, 4)
+
+    def failing(*_):
+        raise error
+
+    expected = torch.relu(layer(x))
+    fused = fusing.Epilogue(layer)
+    monkeypatch.setattr(fused, "_suits_cudnn", lambda *_: True)
+    monkeypatch.setattr(fused, "_by_cudnn", failing)
+    return fused, x, expected
+
+
+def test_the_kernel_takes_over_where_cudnn_cannot_compute_a_convolution(monkeypatch):
+    fused, x, expected = fused_with(monkeypatch, RuntimeError("unable to find an engine"))
+    assert torch.allclose(fused(x), expected, atol=1e-6)
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_missing_operation(monkeypatch):
+    fused, x, _ = fused_with(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
+    for _ in range(2):  # the second call tries it again
+        with pytest.raises(torch.OutOfMemoryError):
+            fused(x)
+
+
 def test_a_shortcut_of_another_shape_is_broadcast():
     x, shift, shortcut = torch.randn(2, 3, 4, 4), torch.randn(3), torch.randn(1, 3, 1, 1)
     expected = torch.relu(x + shift.view(1, 3, 1, 1) + shortcut)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
+from ..lab import nets
 from ..lab.recipe.recipe import Recipe
 from .messages import say
 
@@ -69,7 +70,6 @@ class Loader:
 
     def _check(self, recipe: Recipe, out: Path | None) -> None:
         """Check what can be checked before the data are read, which may take minutes."""
-        from ..lab import nets
         from ..lab.engine.device import chosen_device
         from ..lab.records.run import Run
 
@@ -101,23 +101,19 @@ def import_from_here(networks: Iterable[str]) -> None:
 
     The folder comes last in `sys.path`, so a file in it cannot replace an installed package.
     """
-    if any(map(_is_own, networks)) and (here := str(Path.cwd())) not in sys.path:
+    if any(map(nets.is_own, networks)) and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
 
 
 def import_network_of(run: "Run", allowed: bool) -> None:
     """Allow the network that a run folder names as module:callable to be imported, if the user agrees."""
     name = run.recipe.network.name
-    if _is_own(name) and not allowed:
+    if nets.is_own(name) and not allowed:
         raise ArgumentError(
             f"import_network must be given for the network {name!r} of {run.path}, which is code that would be "
             "executed: add --import-network if you trust it"
         )
     import_from_here([name])
-
-
-def _is_own(network: str) -> bool:
-    return ":" in network and network.partition(":")[0] not in ("torchvision", "timm")
 
 
 def require_outside_images(jobs: Jobs, root: Path | None) -> None:

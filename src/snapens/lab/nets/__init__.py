@@ -86,6 +86,17 @@ def of(
     return build(**vars(network), classes=classes, inputs=inputs, seed=recipe.seed, cycle=cycle)
 
 
+def is_own(name: str) -> bool:
+    """Whether a name is module:callable, which is code of a user.
+
+    Examples:
+        >>> is_own("mynets:tiny"), is_own("timm:resnet50"), is_own("wrn32")
+        (True, False, False)
+    """
+    library, colon, _ = name.partition(":")
+    return bool(colon) and library not in _LIBRARIES
+
+
 def require(
     name: str,
     *,
