@@ -82,3 +82,12 @@ def score(means, labels):
         place = min(max(int(np.ceil(p.max() * 15)) - 1, 0), 14)
         bins.setdefault(place, []).append((np.argmax(p) == label) - p.max())
     return wrong / len(labels), nll / len(labels), sum(abs(sum(gaps)) for gaps in bins.values()) / len(labels)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A headless Chromium."""
+    from browser import Browser  # only where a test needs one: it uses POSIX files
+
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened

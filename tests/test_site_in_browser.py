@@ -6,19 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser, contrast
+from browser import CHROMIUM, contrast
 
 pytest.importorskip("mkdocs")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
 ROOT = Path(__file__).parent.parent
 PICTURES = sorted(path for path in (ROOT / "docs").rglob("*.svg") if "<text" in path.read_text())
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,13 @@ import folders
 import hostile
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser, contrast
+from browser import CHROMIUM, contrast
 
 from snapens.lab.records import gallery
 from snapens.quality import THRESHOLDS
 from snapens.report import page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
