@@ -145,6 +145,7 @@ ENTRIES = {
     "trivialaugment": {"transforms": ("mirror", "trivialaugment", "cutout=4")},
     "mixing": {"transforms": ("mirror", "lighting", "mixup=0.4:0.5", "cutmix=1:0.5")},
     "average": {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4", "lighting")},
+    "sam": {"sam": 0.05, "ema": 0.9},
 }
 
 

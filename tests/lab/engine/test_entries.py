@@ -1,5 +1,7 @@
 """Optimizers, objectives, transforms and averages in a real step, each against torch's own in a plain loop."""
 
+import copy
+
 import numpy as np
 import pytest
 import tiny
@@ -33,6 +35,21 @@ class Tied(nn.Module):
 
 def tied(*, classes, channels):
     return Tied(classes)
+
+
+class Constant(nn.Module):
+    """Its outputs do not depend on the inputs; at its initial weights, the gradient is zero."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.unused, self.row, self.column = (nn.Parameter(torch.zeros(size, 1)) for size in (3, classes, 1))
+
+    def forward(self, x):
+        return x.new_zeros(len(x), 1) + (self.row @ self.column).T
+
+
+def constant(*, classes, channels):
+    return Constant(classes)
 
 
 def made(recipe, data=None):
@@ -127,6 +144,39 @@ def test_the_kept_average_is_torchs_exponential_moving_average():
             assert torch.allclose(tensor, averaged[0].module.state_dict()[name], rtol=1e-3, atol=1e-4), name
     assert not torch.allclose(step.kept.conv.weight, step.network.conv.weight, rtol=1e-3)
     assert step.kept.norm.num_batches_tracked.item() == 20
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_sam_takes_the_gradient_at_the_weights_uphill(every):
+    recipe = tiny.recipe(sam=0.5, sam_every=every)
+    feed = Feed(tiny.data().place(CPU), (Mirror(),), recipe.seed, 8)
+    network, schedule, losses = nets.of(recipe, 4, {"channels": 3}), recipe.schedule(40), []
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    for number in range(20):
+        feed.prepare(number)
+        batch = feed.read(torch.tensor([number]))
+        optimizer.param_groups[0]["lr"] = 0.05 * schedule(number)
+        found = by_hand(network(batch.inputs[::every]), batch.targets[::every])
+        gradients = torch.autograd.grad(found, list(network.parameters()))
+        length = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        uphill = copy.deepcopy(network)
+        with torch.no_grad():
+            for parameter, gradient in zip(uphill.parameters(), gradients, strict=True):
+                parameter += 0.5 * gradient / length
+        found = by_hand(uphill(batch.inputs), batch.targets)
+        for parameter, moved in zip(network.parameters(), uphill.parameters(), strict=True):
+            parameter.grad = torch.autograd.grad(found, moved, retain_graph=True)[0]
+        optimizer.step()
+        losses.append(found.item())
+    step = made(recipe)
+    assert_same(step, network, losses)  # BatchNorm statistics too: those of the weights before the move
+    assert step.network.norm.num_batches_tracked.item() == 20
+
+
+def test_sam_does_not_move_weights_without_a_gradient():
+    step = made(tiny.recipe(network="test_entries:constant", sam=0.5))
+    step(0)
+    assert not any(tensor.any() for tensor in tensors(step.network).values())  # no gradient at all: nor NaN
 
 
 def test_a_tied_weight_is_averaged_once():

@@ -27,6 +27,7 @@ PLAIN = tiny.recipe(network="tiny:plain", dropout=0.3, ema=0.9, seed=3)
 """20 steps with crops, flips and dropout, without BatchNorm."""
 GROW = tiny.recipe(network="tiny:plain", method="grow", pattern=("fresh", "warm"), cycles=4, held_out=8)
 NORM = tiny.recipe(network="small", dropout=0.2)
+SAM = tiny.recipe(network="small", sam=0.05, sam_every=2)  # each process has every second example, too
 LOCAL = tiny.recipe(network="tiny:net")
 SAME = 1e-5  # float32 rounds weights of this size to about 1e-7, in each of 20 steps
 
@@ -206,7 +207,7 @@ scenarios = (
     runs_are_stopped_and_resumed,
     errors_of_a_run_stop_it_on_both,
 )
-RUNS = {"plain": PLAIN, "grow": GROW, "norm": NORM}
+RUNS = {"plain": PLAIN, "grow": GROW, "norm": NORM, "sam": SAM}
 
 
 def address():

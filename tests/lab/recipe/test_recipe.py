@@ -48,7 +48,7 @@ from snapens.lab.recipe.value import unknown
 
 def some_settings(rng):
     """What the command line may be given, drawn at random."""
-    method, optimizer = rng.choice(list(METHODS)), rng.choice(["sgd", "adamw"])
+    method, optimizer, batch = rng.choice(list(METHODS)), rng.choice(["sgd", "adamw"]), rng.randint(1, 300)
     return Settings(
         network=rng.choice(["wrn32", "timm:vit", "my.module:Net"]),
         dataset=rng.choice(["cifar10", "Größe/\n\"'"]),
@@ -60,7 +60,7 @@ def some_settings(rng):
         later_peak=1 if method == "single" else rng.choice([1, 0.5]),
         optimizer=optimizer,
         lr=rng.choice([None, 1, 10 ** rng.uniform(-6, 1)]),
-        batch=rng.randint(1, 300),
+        batch=batch,
         seed=rng.randrange(1 << 63),
         dropout=rng.random(),
         stem_stride=rng.randint(1, 2),
@@ -80,6 +80,7 @@ def some_settings(rng):
             ]
         ),
         ema=rng.choice([None, 0.99]),
+        sam=rng.choice([None, 0.1]) if batch >= 8 else None,
         warmup_epochs=rng.randint(0, 3),
         pattern=tuple(rng.choices(["warm", "fresh"], k=rng.randint(1, 5))) if method == "grow" else (),
         held_out=rng.randint(0, 5000),
@@ -305,6 +306,10 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"restart_noise": 0.1, "method": "single"}, "restart_noise must be 0 for the method single, got 0.1"),
         ({"restart_noise": 0.1, "method": "singlecycle"}, "restart_noise must be 0 for the method singlecycle"),
         ({"ema_at_restart": "reset"}, "ema_at_restart must be given with ema only, got 'reset': add ema"),
+        ({"sam_every": 2}, "sam_every must be given with sam only, got 2: add sam"),
+        ({"sam": 0.1, "sam_every": 33}, "sam_every must be at most half of batch=64, got 33"),
+        ({"sam": 0.1, "sam_every": 0}, "sam_every must be at least 1, got 0"),
+        ({"sam": 0.0}, "sam must have a finite radius greater than 0, got 0.0"),
         ({"ema": 0.9, "ema_at_restart": "anew"}, "at_restart must be one of carried, reset, got 'anew'"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"stem_stride": 0}, "stem_stride must be at least 1, got 0"),

@@ -17,8 +17,9 @@ from ...weights import tensors
 from .. import nets
 from ..data.protocol import Placed
 from ..nets.dropout import KeyedDropout
-from ..recipe.batch import Transform
+from ..recipe.batch import Batch, Transform
 from ..recipe.recipe import Recipe
+from .ascent import Ascent
 from .feed import Feed
 from .network import accelerated, compile_blocks, precision
 from .norms import SynchronisedNorms
@@ -82,6 +83,7 @@ class TrainingStep:
             for group in self.optimizer.param_groups
         ]
         recipe.optimizer.create_state(self.optimizer)
+        self._ascent = None if recipe.sharpness is None else Ascent(self.network, recipe.sharpness.radius)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, step: int) -> None:
@@ -225,6 +227,16 @@ class TrainingStep:
             group["lr"].copy_(rates.index_select(0, self.completed)[0])
         if self._keyed:
             self._key.copy_(self.completed + self._stream)
+        loss = self._gradients(batch) if self._ascent is None else self._gradients_uphill(batch, self._ascent)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._follow()
+        self._average()
+        self.losses.index_copy_(0, self.completed, loss)
+        self.completed += 1
+
+    def _gradients(self, batch: Batch) -> Tensor:
+        """Compute the gradients of all processes; the loss."""
         with precision(self.device), self._synchronised():
             loss = self._objective(self._live(batch.inputs), batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -233,12 +245,15 @@ class TrainingStep:
         loss = loss.detach().float().view(1)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         self._active_world.average([*gradients, loss])
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self._follow()
-        self._average()
-        self.losses.index_copy_(0, self.completed, loss)
-        self.completed += 1
+        return loss
+
+    def _gradients_uphill(self, batch: Batch, ascent: Ascent) -> Tensor:
+        """The same at weights with a higher loss."""
+        assert self.recipe.sharpness is not None
+        self._gradients(batch.every(self.recipe.sharpness.every))
+        with ascent.uphill():
+            self._follow()
+            return self._gradients(batch)
 
     def _follow(self) -> None:
         if self._twin:

@@ -7,11 +7,13 @@ from .objectives import CrossEntropy, Distillation, Teacher
 from .optimizers import SGD, AdamW
 from .recipe import Budget, Dataset, Network, Recipe
 from .settings import Settings
+from .sharpness import SAM
 from .transforms import ColourJitter, Cutout, Lighting, Mirror
 from .trivialaugment import TrivialAugment
 
 __all__ = [
     "EMA",
+    "SAM",
     "SGD",
     "AdamW",
     "Budget",

@@ -13,6 +13,7 @@ from .batch import Transform
 from .methods import Method, Snapshot
 from .objectives import CrossEntropy, Objective
 from .optimizers import SGD, Optimizer
+from .sharpness import SAM
 from .value import Value, require, require_at_least
 
 
@@ -102,10 +103,15 @@ class Recipe(Value):
     """The seed of weights, order, transforms and dropout."""
     batchnorm_parts: int = 1
     """The number of equal parts of a batch, one per process, whose BatchNorm statistics are computed separately."""
+    sharpness: SAM | None = None
+    """None: gradients are those at the weights themselves."""
 
     def check(self) -> None:
-        """The seed fits into 63 bits; there is at least one part."""
+        """The seed fits into 63 bits; there is at least one part; SAM uses at least two examples."""
         require_at_least(1, batchnorm_parts=self.batchnorm_parts)
+        if self.sharpness is not None:  # BatchNorm needs two
+            rule = f"be at most half of batch={self.budget.batch}"
+            require(2 * self.sharpness.every <= self.budget.batch, "sam_every", rule, self.sharpness.every)
         require(0 <= self.seed < 1 << 63, "seed", "be at least 0 and less than 2 to the 63", self.seed)
 
     @classmethod

@@ -1,0 +1,25 @@
+"""Sharpness: how a step avoids minima with steep surroundings."""
+
+from dataclasses import dataclass
+
+from .value import Value, require, require_at_least
+
+
+@dataclass(frozen=True)
+class SAM(Value):
+    """Sharpness-aware minimisation (Foret et al., 2021).
+
+    Each step computes its gradient where the loss is higher: at weights that were moved by a small distance in the
+    direction of the gradient. The optimizer then changes the weights as they were before. To find the direction, a part
+    of the batch is enough, so a step need not take twice as long.
+    """
+
+    radius: float = 0.1
+    """The length of the move, as the norm over all parameters."""
+    every: int = 4
+    """The direction is that of every n-th example of a batch; 1: of all examples, as in the original method."""
+
+    def check(self) -> None:
+        """The radius is positive."""
+        require(0 < self.radius < float("inf"), "sam", "have a finite radius greater than 0", self.radius)
+        require_at_least(1, sam_every=self.every)
