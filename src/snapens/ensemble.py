@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from itertools import chain
 from os import PathLike
 from typing import Any, Literal, Self
 
@@ -75,7 +76,7 @@ class Ensemble(nn.Module):
             raise ArgumentError(f"last must not be given together with a combination, got {last}: remove one of them")
         self.activation, self.dim, self.output, self.resident = activation, dim, output, resident
         self._runs = _by_identity(snapshots)
-        existing = [(run, step) for run, store in self._runs.items() for step in store.steps]
+        existing = chain.from_iterable(store.members for store in self._runs.values())
         self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
         self._replicas = Replicas(model, device, resident, strict)
         self.preprocess = None if preprocess is None else deepcopy(preprocess).to(self._replicas.device)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .combination import Member
 from .errors import ArgumentError, NonFiniteError
 from .shards import gathered, local
 from .storage.folder import Folder
@@ -48,6 +49,12 @@ class Snapshots:
     def steps(self) -> tuple[int, ...]:
         """The steps of the committed snapshots, ascending."""
         return tuple(self._store.steps)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The run and the step of each snapshot, as in a `Combination`."""
+        run = self._store.run
+        return tuple((run, step) for step in self._store.steps)
 
     @property
     def identity(self) -> dict[str, Any]:

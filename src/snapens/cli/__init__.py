@@ -67,6 +67,7 @@ class Flags(Settings):
     padding: Annotated[int | None, arg("INT")] = None
     transforms: Annotated[tuple[str, ...] | None, arg("[NAME ...]")] = None
     ema: Annotated[float | None, arg("FLOAT")] = None
+    sam: Annotated[float | None, arg("FLOAT")] = None
     held_out: Annotated[int | None, arg("INT")] = None
     pretrained: Flag = False
 

@@ -17,7 +17,7 @@ from .messages import say
 from .options import Flag, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
-    from ..combination import Combination, Member
+    from ..combination import Combination
     from ..combine import Gain
     from ..combine.evaluation import Evaluation
     from ..lab.records.run import Run
@@ -84,14 +84,15 @@ class Combine:
 
         if replace(self, like=None) != Combine(self.run):
             raise ArgumentError("like must be given alone, because nothing is fitted, got other options: remove them")
-        if not same_data(Run(self.run), Run(other)):
+        run, like = Run(self.run), Run(other)
+        if not same_data(run, like):
             raise MismatchError(
                 f"like must be a run with the same classes and test images, got {other}: choose another"
             )
-        after = _members(self.run)
-        combination = Combination.load(other).transferred(_members(other), after)
+        members = run.snapshots.members
+        combination = Combination.load(other).transferred(like.snapshots.members, members)
         combination.save(self.run)
-        self._show(combination, len(after))
+        self._show(combination, len(members))
         return 0
 
     def _show(self, combination: "Combination", existing: int) -> None:
@@ -167,14 +168,6 @@ def combination_of(run: "Run", last: int | None) -> "Combination | None":
     if (found := Combination.find(run.path)) is not None:
         say(f"using {path}: {in_words(found, len(run.snapshots.steps))}")
     return found
-
-
-def _members(path: Path) -> "list[Member]":
-    """All members of a run, from the oldest to the newest."""
-    from ..snapshots import Snapshots
-
-    snapshots = Snapshots(path)
-    return [(snapshots.identity["run"], step) for step in snapshots.steps]
 
 
 def _outputs(path: Path, part: str) -> "Outputs":

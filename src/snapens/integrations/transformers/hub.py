@@ -79,8 +79,7 @@ def load_ensemble(folder: str | PathLike[str], *, base: nn.Module | None = None,
     for step, model in zip(steps, (_adapted(path, members, base) if adapters else _whole(path, members)), strict=True):
         snapshots.commit(step, trainable(model) if adapters else tensors(model), partial=adapters)
     if "last" not in options:
-        kept = tuple((snapshots.identity["run"], step) for step in steps)
-        options = {"combination": replace(combination, members=kept), **options}
+        options = {"combination": replace(combination, members=snapshots.members), **options}
     return Ensemble(snapshots, model, strict=not adapters, **options)
 
 

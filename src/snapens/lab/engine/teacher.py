@@ -26,7 +26,7 @@ def teacher_of(folder: str | PathLike[str], combination: Combination | None = No
     """The teacher of a recipe: a combination of the members of a finished run, by default of all of them."""
     run = Run(folder)
     _require_finished(run)
-    members = tuple((str(run.identity), step) for step in run.snapshots.steps)
+    members = run.snapshots.members
     return Teacher.combining((combination or Combination(members)).among(members))
 
 
