@@ -1,23 +1,31 @@
 """The quality of finished runs on images, beyond test errors: `python bench/quality.py RUN … --data DIR --out FOLDER`.
 
-The script writes one JSON file per run. For each predictor, the file contains the error, the NLL, the Brier score, the
-ECE, the calibrated log-likelihood, the number of networks per image, and the AUROC with which the entropy separates the
-run's test images from those of another data set (`--outside`). For predictors that were not fitted on the held-out
-images, it also contains the error and the NLL on these images, so that a predictor can be chosen. The predictors are:
+The script writes one JSON file per run. With `--together`, it writes one file for all runs, which must differ only in
+their seeds: their members are pooled, and their times are added.
+
+For each predictor, the file contains the error, the NLL, the Brier score, the ECE, the calibrated log-likelihood, the
+number of networks per image, and the AUROC with which the entropy separates the run's test images from those of another
+data set (`--outside`). For predictors that were not fitted on the held-out images, it also contains the error and the
+NLL on these images, so that a predictor can be chosen. The predictors are:
 
 - the last snapshot, and the mean of all snapshots,
-- the combination that `combine.fit` fits on the held-out images, if the run has some, by default and without early
-  snapshots that raise the NLL,
+- the combination that `combine.fit` fits on the held-out images, by default and without early snapshots that raise the
+  NLL; for a run without held-out images, the combination in its folder, if there is one (`snapens combine --like`),
 - one network whose weights are the mean of all snapshots (stochastic weight averaging, SWA), with BatchNorm statistics
   of augmented training images,
 - for a run that stores an average of the weights (`--ema`), the last weights without averaging.
+
+The last two are not measured for several runs together. For each snapshot, the file also contains the time since the
+start of training, its error, and the error of all snapshots so far.
 """
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +33,7 @@ from snapens import Combination, Ensemble, Snapshots, combine
 from snapens.batchnorm import estimated_statistics
 from snapens.combine.evaluation import Evaluation
 from snapens.combine.soup import average
+from snapens.errors import ArgumentError
 from snapens.lab import data as datasets
 from snapens.lab.data.images import Images
 from snapens.lab.data.placed import PlacedImages
@@ -32,6 +41,7 @@ from snapens.lab.engine.feed import Feed
 from snapens.lab.engine.network import precision
 from snapens.lab.paper import cells
 from snapens.lab.records.run import Run
+from snapens.lab.records.runs import require_same_test
 from snapens.outputs import Outputs
 from snapens.prediction import Prediction, out_of_distribution
 from snapens.weights import set_tensors
@@ -40,44 +50,81 @@ ESTIMATION_IMAGES = 10_000
 
 
 class Measured:
-    """The quality of one finished run."""
+    """The quality of one finished run, or of several together."""
 
-    def __init__(self, run: Run, folder: Path, outside: str | None, device: torch.device) -> None:
-        dataset = run.recipe.dataset
+    def __init__(self, runs: Sequence[Run], folder: Path, outside: str | None, device: torch.device) -> None:
+        check(runs)
+        self.runs, self.run, self.recipe, self.device = runs, runs[0], runs[0].recipe, device
+        dataset = self.recipe.dataset
         data = datasets.load(dataset.name, folder).hold_out(dataset.held_out, dataset.held_out_seed)
-        self.run, self.recipe, self.device = run, run.recipe, device
         self.placed: PlacedImages = data.place(device, dataset.padding)
         self.outside_name, self.outside = outside, None if outside is None else datasets.load(outside, folder).test
         self.predictors: dict[str, dict[str, float | None]] = {}
 
+    @property
+    def name(self) -> str:
+        """The name of the run; for several runs, with all seeds."""
+        seeds = "-".join(str(run.recipe.seed) for run in self.runs[1:])
+        return cells.run_name(self.recipe) + (f"-{seeds}" if seeds else "")
+
     def all(self) -> dict[str, object]:
-        """Every predictor, and what the run cost."""
-        test, ensemble = self.run.outputs("test"), self.run.ensemble(raw=False, device=self.device)
-        held_out = self.run.outputs("held_out") if self.recipe.dataset.held_out else None
-        outside = self._outputs(ensemble, self.outside)
+        """Every predictor, and what the runs cost."""
+        test = joined([run.outputs("test") for run in self.runs])
+        held_out = joined([run.outputs("held_out") for run in self.runs]) if self.recipe.dataset.held_out else None
+        outside = None
+        if self.outside is not None:
+            ensembles = [run.ensemble(raw=False, device=self.device) for run in self.runs]
+            outside = joined([self._outputs(ensemble, self.outside) for ensemble in ensembles])
         plain = {"last snapshot": Combination(test.members[-1:]), "all snapshots": Combination(test.members)}
-        fitted = {}
-        if held_out is not None:
-            fitted["fitted"] = combine.fit(held_out)
-            fitted["fitted, drop-early"] = combine.fit(held_out, members="drop-early")
+        fitted = self._fitted(held_out)
         for name, choice in plain.items():
             self._add(name, choice, test, outside, held_out)
         for name, choice in fitted.items():
             self._add(name, choice, test, outside)
-        if len(test.members) > 1:
+        if len(self.runs) == 1 and len(test.members) > 1:
             self._add_network("weight average", average(map(self.run.snapshots.load, self.run.snapshots.steps)))
-        if self.recipe.averaging is not None:
+        if len(self.runs) == 1 and self.recipe.averaging is not None:
             self._add_network("without averaging", self._trained(), statistics=False)
-        finished = self.run.finish_event or {}
+        of_each = len(test.members) // len(self.runs)
         return {
             "recipe": self.recipe.written(),
+            "seeds": [run.recipe.seed for run in self.runs],
             "outside": self.outside_name,
-            "training": {name: finished.get(name) for name in ("seconds", "device", "torch", "pack", "sources")},
+            "training": self._training(),
             "members": [Evaluation.of(test, Combination((member,))).error for member in test.members],
-            "prefixes": [Evaluation.of(test, Combination.last(m + 1)).error for m in range(len(test.members))],
+            "prefixes": [Evaluation.of(test, Combination.last(m + 1)).error for m in range(of_each)],
+            "history": self._history(test),
             "predictors": self.predictors,
             "combinations": {name: asdict(choice) for name, choice in fitted.items()},
         }
+
+    def _fitted(self, held_out: Outputs | None) -> dict[str, Combination]:
+        """The combinations that are fitted on held-out images of these runs or, without such images, of another run."""
+        if held_out is not None:
+            return {
+                "fitted": combine.fit(held_out),
+                "fitted, drop-early": combine.fit(held_out, members="drop-early"),
+            }
+        transferred = Combination.find(self.run.path) if len(self.runs) == 1 else None
+        return {} if transferred is None else {"fitted": transferred}
+
+    def _training(self) -> dict[str, object]:
+        """The hardware and software of the first run, and the seconds of all runs."""
+        finished = [run.finish_event for run in self.runs]
+        found = {name: finished[0].get(name) for name in ("seconds", "device", "torch", "pack", "sources")}
+        return found | {"seconds": round(sum(event["seconds"] for event in finished), 3)}
+
+    def _history(self, test: Outputs) -> list[dict[str, float]]:
+        """Each snapshot and all snapshots so far, as if the runs were trained one after another."""
+        found, so_far, before = [], [], 0.0
+        for run in self.runs:
+            seconds = {line["step"]: line["seconds"] for line in run.log() if line.get("event") == "snapshot"}
+            for step in run.snapshots.steps:
+                so_far.append((run.identity, step))
+                errors = [Prediction.of(test, Combination(tuple(some))).score.error for some in (so_far[-1:], so_far)]
+                found.append({"seconds": before + seconds[step], "error": errors[0], "error_so_far": errors[1]})
+            before += run.finish_event["seconds"]
+        return found
 
     def _add(
         self,
@@ -133,6 +180,28 @@ class Measured:
         return self.placed.data.transforms if chosen is None else chosen
 
 
+def check(runs: Sequence[Run]) -> None:
+    """Check that runs are finished, differ only in their seeds, and were tested on the same images."""
+    if unfinished := [run for run in runs if not run.finished]:
+        raise ArgumentError(f"runs must be finished, got {unfinished[0].path}: continue it with --resume")
+    recipes = [replace(run.recipe, seed=0) for run in runs]
+    if len({run.recipe.seed for run in runs}) < len(runs) or any(recipe != recipes[0] for recipe in recipes):
+        raise ArgumentError(
+            f"runs must have different seeds and no other difference, got {', '.join(str(run.path) for run in runs)}: "
+            "choose other runs, or leave out --together"
+        )
+    for run in runs[1:]:
+        require_same_test(runs[0], runs[0].outputs("test").labels, run, run.outputs("test").labels)
+
+
+def joined(outputs: Sequence[Outputs]) -> Outputs:
+    """The outputs of all members for the same examples; the runs take turns, the oldest members first."""
+    found = [(member, k, row) for k, one in enumerate(outputs) for row, member in enumerate(one.members)]
+    found.sort(key=lambda place: place[0][1])
+    rows = np.stack([outputs[k].log_probabilities[row] for _, k, row in found])
+    return Outputs(tuple(member for member, _, _ in found), rows, outputs[0].labels, outputs[0].part)
+
+
 def main() -> None:
     """Measure each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -140,14 +209,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder with the data sets")
     parser.add_argument("--outside", help="a data set whose test images do not belong to the classes of the runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--together", action="store_true", help="pool the members of all runs")
     parser.add_argument("--commit", help="the commit that trained the runs")
     parser.add_argument("--out", type=Path, required=True, help="the folder for the JSON files")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    for path in options.runs:
-        run = Run(path)
-        found = Measured(run, options.data, options.outside, torch.device(options.device)).all()
-        name = cells.run_name(run.recipe)
+    runs = [Run(path) for path in options.runs]
+    for group in [runs] if options.together else [[run] for run in runs]:
+        measured = Measured(group, options.data, options.outside, torch.device(options.device))
+        found, name = measured.all(), measured.name
         (options.out / f"{name}.json").write_text(json.dumps({"commit": options.commit, **found}, indent=1) + "\n")
         for predictor, quality in found["predictors"].items():
             print(f"{name}  {predictor:20} error {100 * quality['error']:6.2f} %  NLL {quality['nll']:.4f}")

@@ -10,7 +10,8 @@ from pathlib import Path
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.lab.paper.entry import Entry
-from snapens.report import charts, figures, formats, names, qualities, readme, style
+from snapens.lab.recipe import Recipe
+from snapens.report import charts, figures, formats, labels, names, qualities, quality_tables, readme, style
 from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, series, signed, span
 from snapens.report.tables import table
 
@@ -137,7 +138,10 @@ def runs(group: Group) -> str:
 
 def budgets() -> dict[str, object]:
     """What a template may use about runs that spend the same epochs in different ways."""
-    spent = qualities.read(ROOT / "results/quality")
+    spent = qualities.read(ROOT / "results/quality").among(dataset="cifar100")
+    published = min(
+        cell.published_percent for cell in paper.cells() if cell.dataset == "cifar100" and cell.published_percent
+    )
     peak = json.loads((ROOT / "results/speed/h200.json").read_text())
 
     def peak_share(run: qualities.Quality) -> float:
@@ -147,9 +151,10 @@ def budgets() -> dict[str, object]:
 
     return {
         "spent": spent,
-        "spent_table": qualities.table(spent),
+        "spent_errors": unbroken(quality_tables.errors(spent)),
+        "spent_details": unbroken(quality_tables.details(spent)),
+        "timeline": lambda run: quality_tables.timeline(run, published),
         "peak_share": peak_share,
-        "trained_on": lambda run: f"{paper.images(run.recipe):,}",
     }
 
 
@@ -163,12 +168,11 @@ def choices() -> dict[str, object]:
 
     rows = []
     for run in found:
-        quality, (dropped, weighted) = qualities.Quality(run), (run["choices"][name] for name in CHOICES)
+        recipe, (dropped, weighted) = Recipe.of(run["recipe"]), (run["choices"][name] for name in CHOICES)
         kept = [str(member) for member in dropped["members"]]
         rows.append(
             {
-                "run": f"{names.NETWORKS[quality.recipe.network.name]}, {quality.recipe.budget.epochs} epochs: "
-                f"{quality.words}",
+                "run": f"{names.NETWORKS[recipe.network.name]}, {recipe.budget.epochs} epochs: {labels.words(recipe)}",
                 "members kept after dropping": "all" if len(kept) == run["members"] else ", ".join(kept),
                 "test NLL gain of dropping": gain(dropped, "test_nll"),
                 "weights, oldest first": ", ".join(f"{weight:.2f}" for weight in weighted["weights"]),

@@ -1,27 +1,17 @@
-"""The results of `bench/quality.py` as text, for our own pages: the quality of different ways to use the epochs."""
+"""The results of `bench/quality.py`, for our own pages: the quality of different ways to use the epochs."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from ..errors import ArgumentError
 from ..lab.paper import cells as paper
 from ..lab.recipe.recipe import Recipe
-from . import formats
-from .numbers import decimal
-
-HEAD = (
-    "how the epochs are used",
-    "epochs",
-    "minutes",
-    "networks per image",
-    "test error, %",
-    "NLL",
-    "ECE, %",
-    "calibrated log-likelihood",
-    "AUROC",
-)
+from . import labels
 
 
 @dataclass(frozen=True)
@@ -45,47 +35,70 @@ class Predictor:
         """The error on the held-out images in percent."""
         return f"{100 * self.values['held_out_error']:.2f}"
 
-    @property
-    def members(self) -> float:
-        """The number of networks that are evaluated per image."""
-        return self.values["mean_members"]
 
-    def row(self) -> list[str]:
-        """The line of a table, without its first columns."""
-        found = self.values
-        return [
-            f"{self.members:.3g}",
-            self.error,
-            f"{found['nll']:.3f}",
-            f"{100 * found['ece']:.1f}",
-            decimal(found["calibrated_log_likelihood"], 3),
-            f"{found['outside_auroc']:.3f}",
-        ]
+@dataclass(frozen=True)
+class Moment:
+    """The end of a cycle: a snapshot, and all snapshots so far."""
+
+    seconds: float
+    """Since the start of training; for several runs, as if they were trained one after another."""
+    error: float
+    """The test error of the snapshot alone, a fraction."""
+    error_so_far: float
+    """The test error of all snapshots so far together."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """The results of one run."""
+    """The results of one run, or of several runs with different seeds whose members are pooled."""
 
     content: dict[str, Any]
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run."""
+        """The recipe of the run, or of the first run."""
         return Recipe.of(self.content["recipe"])
 
     def __getitem__(self, predictor: str) -> Predictor:
         return Predictor(self.content["predictors"][predictor])
 
+    def __contains__(self, predictor: str) -> bool:
+        return predictor in self.content["predictors"]
+
     @property
-    def minutes(self) -> str:
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each run."""
+        return tuple(self.content.get("seeds", [self.recipe.seed]))
+
+    @property
+    def members(self) -> int:
+        """The number of snapshots."""
+        return len(self.content["members"])
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data set."""
+        return self.recipe.dataset.name
+
+    @property
+    def epochs(self) -> int:
+        """The budget: the epochs of all runs together."""
+        return self.recipe.budget.epochs * len(self.seeds)
+
+    @property
+    def images(self) -> int:
+        """The number of images that the run was trained on."""
+        return paper.images(self.recipe)
+
+    @property
+    def minutes(self) -> float:
         """The training time."""
-        return f"{self.content['training']['seconds'] / 60:.1f}"
+        return float(self.content["training"]["seconds"]) / 60
 
     @property
     def images_per_second(self) -> float:
         """The mean training speed, evaluations of the snapshots included."""
-        return self.recipe.budget.epochs * paper.images(self.recipe) / float(self.content["training"]["seconds"])
+        return self.epochs * self.images / (60 * self.minutes)
 
     @property
     def device(self) -> str:
@@ -95,52 +108,110 @@ class Quality:
     @property
     def way(self) -> str:
         """How the run uses its epochs: `cosine`, `cycles` or `fge`."""
-        method = self.recipe.method
-        return "cosine" if method.cycles == 1 else "fge" if method.later_peak < 1 else "cycles"
+        return labels.way(self.recipe)
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the snapshots are averages of the weights (EMA)."""
+        return self.recipe.averaging is not None
+
+    @property
+    def transforms(self) -> tuple[str, ...]:
+        """The kinds of the transforms; empty if they are the default of the data set."""
+        return tuple(str(one.kind) for one in self.recipe.transforms or ())
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The differences from the preset, in words, except for an EMA."""
+        return labels.changes(self.recipe)
 
     @property
     def words(self) -> str:
-        """The same in words, with the transforms if they are not those of the preset."""
-        method, epochs = self.recipe.method, self.recipe.budget.epochs
-        if self.way == "cosine":
-            words = "one cosine"
-        elif self.way == "cycles":
-            words = f"Snapshot Ensemble, {method.cycles} cycles"
-            words += f", the first {method.first_cycle:g} times as long" if method.first_cycle > 1 else ""
+        """The label of the run."""
+        return self._pooled + labels.words(self.recipe)
+
+    @property
+    def predictors(self) -> dict[str, str]:
+        """The predictors that a table shows, and their labels; the label of the run is the first."""
+        if self.way == "cosine" and not self._pooled:
+            return self._of_one_network
+        found = {"all snapshots": self.words}
+        if self.recipe.dataset.held_out:
+            found["fitted"] = "… with temperature and early exit, fitted on held-out images"
         else:
-            short = (epochs - self.recipe.budget.warmup_epochs) / (method.first_cycle + method.cycles - 1)
-            words = (
-                f"FGE: one cosine, then {method.cycles - 1} cycles of {short:.0f} epochs "
-                f"from {method.later_peak:g} of the peak"
+            found["fitted"] = "… with temperature and early exit, fitted on held-out images of another run"
+        found["last snapshot"] = "… the last snapshot alone" + (", of one run" if self._pooled else "")
+        if self.way == "fge":
+            found["weight average"] = "… the average of the snapshots' weights (SWA)"
+        found["without averaging"] = "… the last weights, without averaging"
+        return {name: label for name, label in found.items() if name in self}
+
+    @property
+    def history(self) -> list[Moment]:
+        """The end of each cycle; empty if this was not recorded."""
+        return [Moment(**moment) for moment in self.content.get("history", [])]
+
+    @property
+    def _of_one_network(self) -> dict[str, str]:
+        if "without averaging" not in self:
+            return {"last snapshot": self.words}
+        plain = labels.words(replace(self.recipe, averaging=None))
+        return {"without averaging": plain, "last snapshot": "… its exponential moving average (EMA)"}
+
+    @property
+    def _pooled(self) -> str:
+        runs = len(self.seeds)
+        return f"{runs} independent runs of {self.recipe.budget.epochs} epochs: " if runs > 1 else ""
+
+
+@dataclass(frozen=True)
+class Qualities:
+    """Several runs, shorter budgets first; within a budget, the lowest error of all snapshots first."""
+
+    runs: tuple[Quality, ...]
+
+    def __iter__(self) -> Iterator[Quality]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def among(self, **properties: object) -> "Qualities":
+        """The runs with these properties of `Quality`, such as `way="cosine", epochs=60`."""
+        fits = [all(getattr(run, name) == value for name, value in properties.items()) for run in self]
+        return Qualities(tuple(run for run, fit in zip(self, fits, strict=True) if fit))
+
+    def one(self, **properties: object) -> Quality:
+        """The only run with these properties."""
+        found = self.among(**properties)
+        if len(found) != 1:
+            listed = "; ".join(f"{run.words}, {run.epochs} epochs, seeds {run.seeds}" for run in found)
+            raise ArgumentError(
+                f"properties must be those of exactly one run, got {properties}, which {len(found)} runs have"
+                + (f" ({listed}): add a property" if listed else ": check them, or record the run")
             )
-        kinds = [transform.kind for transform in self.recipe.transforms or ()]
-        return words + (", CutMix instead of cutout" if "cutmix" in kinds else "")
+        return found.runs[0]
 
-    def rows(self) -> list[list[str]]:
-        """The lines of a table."""
-        if self.way == "cosine":
-            labels = {"without averaging": self.words, "last snapshot": "… its exponential moving average (EMA)"}
-        else:
-            labels = {
-                "all snapshots": self.words,
-                "fitted": "… with temperature and early exit, fitted on held-out images",
-                "last snapshot": "… the last snapshot alone",
-            }
-            if self.way == "fge":
-                labels["weight average"] = "… the average of the snapshots' weights (SWA)"
-        cost = [str(self.recipe.budget.epochs), self.minutes]
-        return [
-            [label, *cost, *self[name].row()] for name, label in labels.items() if name in self.content["predictors"]
-        ]
+    def repetitions(self) -> list["Qualities"]:
+        """The runs in groups that differ only in their seeds; the lowest mean error of all snapshots first."""
+        groups: dict[tuple[Recipe, int], list[Quality]] = {}
+        for run in self:
+            groups.setdefault((replace(run.recipe, seed=0), len(run.seeds)), []).append(run)
+        found = [Qualities(tuple(sorted(group, key=lambda run: run.seeds))) for group in groups.values()]
+        return sorted(found, key=lambda group: mean(group.values("all snapshots", "error")))
+
+    def values(self, predictor: str, name: str) -> list[float]:
+        """One number of a predictor, such as `nll`, for each run."""
+        return [run[predictor].values[name] for run in self]
+
+    @property
+    def timed(self) -> Quality | None:
+        """The run with the most epochs, then the lowest seed, of those with a history of several snapshots."""
+        found = sorted((run for run in self if len(run.history) > 1), key=lambda run: (-run.epochs, run.seeds))
+        return found[0] if found else None
 
 
-def read(folder: Path) -> list[Quality]:
-    """All runs, shorter budgets first; within a budget, the lowest error of all snapshots first."""
+def read(folder: Path) -> Qualities:
+    """All runs in a folder."""
     found = [Quality(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
-    return sorted(found, key=lambda one: (one.recipe.budget.epochs, one["all snapshots"].percent))
-
-
-def table(qualities: list[Quality]) -> str:
-    """A Markdown table with all runs."""
-    rows = [row for quality in qualities for row in quality.rows()]
-    return "\n".join(map(formats.markdown_row, [list(HEAD), ["---", *["---:"] * (len(HEAD) - 1)], *rows]))
+    return Qualities(tuple(sorted(found, key=lambda run: (run.epochs, run["all snapshots"].percent))))
