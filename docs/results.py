@@ -7,12 +7,14 @@ import json
 import re
 from pathlib import Path
 
+from pages import labels, qualities, quality_tables, readme
+from pages.prose import CONFIDENCE, Change, Measured, check, rendered, series, signed, span
+
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
 from snapens.lab.paper.entry import Entry
 from snapens.lab.recipe import Recipe
-from snapens.report import charts, figures, formats, labels, names, qualities, quality_tables, readme, style
-from snapens.report.prose import CONFIDENCE, Change, Measured, check, rendered, series, signed, span
+from snapens.report import charts, figures, formats, names, style
 from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from pages import labels
 
 from snapens.lab.paper import cells as paper
 from snapens.lab.recipe import Settings
 from snapens.lab.recipe.presets import PRESETS, cifar100_modern
-from snapens.report import labels
 
 STRONG = ("mirror", "trivialaugment", "cutout=16")
 
@@ -30,6 +30,8 @@ STRONG = ("mirror", "trivialaugment", "cutout=16")
             {"ema": 0.99, "ema_at_restart": "reset"},
             "Snapshot Ensemble, 3 cycles, each snapshot an EMA (at restart reset, decay 0.99)",
         ),
+        ({"cycles": 1, "sam": 0.1}, "one cosine, SAM"),
+        ({"cycles": 1, "sam": 0.05, "sam_every": 1}, "one cosine, SAM (radius 0.05, every 1)"),
         ({"cycles": 1, "label_smoothing": 0.1}, "one cosine, label smoothing 0.1"),
         ({"cycles": 1, "weight_decay": 1e-3}, "one cosine, weight decay 0.001"),
         ({"cycles": 1, "lr": 0.1, "batch": 128}, "one cosine, batches of 128, peak rate 0.1"),
@@ -69,19 +71,6 @@ def test_a_recipe_without_a_preset_is_compared_with_the_default_recipe():
     )
 
 
-def test_a_run_without_the_average_of_its_preset_is_labelled_so(monkeypatch):
-    monkeypatch.setitem(PRESETS, "cifar100-modern", lambda: replace(cifar100_modern(), ema=0.999))
-    assert labels.words(replace(cifar100_modern(), cycles=1).recipe()) == "one cosine, without EMA"
-
-
-def test_a_part_that_the_standard_lacks_is_listed_with_its_settings():
-    ours = {"sharpness.radius": 0.05, "sharpness.every": 2, "optimizer.lr": 0.2}
-    assert labels.settings(ours, {"sharpness": None, "optimizer.lr": 0.2}) == [
-        "sharpness radius: 0.05",
-        "sharpness every: 2",
-    ]
-
-
-def test_a_part_that_only_the_standard_has_is_listed_as_removed():
-    theirs = {"sharpness.radius": 0.05, "sharpness.every": 2, "optimizer.lr": 0.2}
-    assert labels.settings({"sharpness": None, "optimizer.lr": 0.2}, theirs) == ["without sharpness"]
+def test_a_run_without_a_part_of_its_preset_is_labelled_so(monkeypatch):
+    monkeypatch.setitem(PRESETS, "cifar100-modern", lambda: replace(cifar100_modern(), ema=0.999, sam=0.1))
+    assert labels.words(replace(cifar100_modern(), cycles=1).recipe()) == "one cosine, without EMA, without SAM"

@@ -4,11 +4,11 @@ from dataclasses import asdict, replace
 
 import measurements
 import pytest
+from pages.prose import Change, check, rendered
 
 from snapens.errors import ArgumentError
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper.entry import Exit
-from snapens.report.prose import Change, check, rendered
 from snapens.storage import jsonfile
 
 ONE, TWO = "wrn32-cifar10-single-seed0", "wrn32-cifar10-snapshot-0.2-seed0"

@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from pages import qualities, quality_tables
+from pages.qualities import Qualities, Quality
 
 from snapens.errors import ArgumentError
 from snapens.lab.recipe.presets import cifar100_modern
-from snapens.report import qualities, quality_tables
-from snapens.report.qualities import Qualities, Quality
 
 WITHOUT_CUTOUT = {"transforms": ("mirror", "trivialaugment")}
 

@@ -2,12 +2,12 @@
 
 import html
 
-from ..errors import ArgumentError
-from ..lab.paper import cells as paper
-from ..lab.paper.ledger import Entries, measured, origins
-from . import names
-from .formats import markdown_row
-from .spread import Spread
+from snapens.errors import ArgumentError
+from snapens.lab.paper import cells as paper
+from snapens.lab.paper.ledger import Entries, measured, origins
+from snapens.report import names
+from snapens.report.formats import markdown_row
+from snapens.report.spread import Spread
 
 BEGIN = "<!-- results: begin (made from the ledger; do not edit) -->"
 END = "<!-- results: end -->"

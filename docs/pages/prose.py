@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import ArgumentError
-from ..extras import package
-from ..lab.paper import cells as paper
-from ..lab.paper import differences, ledger
-from ..lab.paper.entry import Entry, Exit
-from .numbers import decimal, signed
+from snapens.errors import ArgumentError
+from snapens.extras import package
+from snapens.lab.paper import cells as paper
+from snapens.lab.paper import differences, ledger
+from snapens.lab.paper.entry import Entry, Exit
+from snapens.report.numbers import decimal, signed
 
 SEED = 0
 """The seed whose runs the sentences are about; tables show all seeds."""

@@ -1,17 +1,16 @@
 """Labels of runs: how a recipe uses its epochs, and its differences from a standard recipe, in words."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..lab.paper import cells as paper
-from ..lab.recipe.presets import PRESETS
-from ..lab.recipe.recipe import Dataset, Network, Recipe
-from ..lab.recipe.value import Value
-from . import names
+from snapens.lab.paper import cells as paper
+from snapens.lab.recipe.presets import PRESETS
+from snapens.lab.recipe.recipe import Dataset, Network, Recipe
+from snapens.lab.recipe.value import Value
+from snapens.report import names
 
 _OF_THE_WAY = {"method.cycles", "method.first_cycle", "method.later_peak"}
 _OF_OTHER_COLUMNS = {"seed", "budget.epochs", "dataset.held_out"}
-_OF_OTHER_WORDS = ("transforms", "averaging")
+_OF_OTHER_WORDS = ("transforms", "averaging", "sharpness")
 _PHRASES = {
     "budget.batch": "batches of {}",
     "budget.warmup_epochs": "{} epochs of warm-up",
@@ -62,37 +61,16 @@ def standard(recipe: Recipe) -> Recipe:
     return min([*presets, *published] or [default], key=lambda other: len(_changes(recipe, other)))
 
 
-def settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """The settings that differ, by their dotted names; a part that only `ours` has is listed with all its settings.
-
-    Examples:
-        >>> settings({"optimizer.weight_decay": 1e-3, "network.dropout": 0.3}, {"optimizer.weight_decay": 5e-4})
-        ['weight decay 0.001', 'network dropout: 0.3']
-        >>> settings({"teacher": None}, {"teacher.run": "a"})
-        ['without teacher']
-    """
-    found = []
-    for name, value in ours.items():
-        if name in theirs and value == theirs[name]:
-            continue
-        plain = name.replace(".", " ").replace("_", " ")
-        if value is None:
-            found.append(f"without {plain}")
-        else:
-            found.append(_PHRASES.get(name, f"{plain}: {{}}").format(_text(value)))
-    return found
-
-
 def _changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
-    ours, theirs = (
-        {
-            name: value
-            for name, value in one.flat().items()
-            if name not in _OF_THE_WAY | _OF_OTHER_COLUMNS and not name.startswith(_OF_OTHER_WORDS)
-        }
-        for one in (recipe, other)
-    )
-    return (*_transforms(recipe, other), *settings(ours, theirs))
+    theirs = other.flat()
+    settings = [
+        _PHRASES.get(name, f"{name.replace('.', ' ').replace('_', ' ')}: {{}}").format(_text(value))
+        for name, value in recipe.flat().items()
+        if name not in _OF_THE_WAY | _OF_OTHER_COLUMNS
+        and not name.startswith(_OF_OTHER_WORDS)
+        and (name not in theirs or value != theirs[name])
+    ]
+    return (*_transforms(recipe, other), *_sharpness(recipe, other), *settings)
 
 
 def _subject(recipe: Recipe) -> tuple[str, str, str | None]:
@@ -126,6 +104,12 @@ def _transforms(recipe: Recipe, other: Recipe) -> list[str]:
     if added:
         return [f"with {added}"]
     return [f"without {removed}"] if removed else [f"order of transforms: {_listed(ours)}"]
+
+
+def _sharpness(recipe: Recipe, other: Recipe) -> list[str]:
+    if recipe.sharpness == other.sharpness:
+        return []
+    return ["without SAM"] if recipe.sharpness is None else [_with_settings("SAM", recipe.sharpness)]
 
 
 def _listed(transforms: Any) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ..errors import ArgumentError
-from ..lab.paper import cells as paper
-from ..lab.recipe.recipe import Recipe
+from snapens.errors import ArgumentError
+from snapens.lab.paper import cells as paper
+from snapens.lab.recipe.recipe import Recipe
+
 from . import labels
 
 

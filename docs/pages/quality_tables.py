@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from statistics import mean
 
-from . import names
-from .formats import UNMEASURED, markdown_row
-from .numbers import decimal
+from snapens.report import names
+from snapens.report.formats import UNMEASURED, markdown_row
+from snapens.report.numbers import decimal
+
 from .qualities import Qualities, Quality
 
 ERRORS = ("epochs", "how they are used", "minutes", "last weights, %", "EMA of the weights, %", "all snapshots, %")
