@@ -22,7 +22,7 @@ def demo(seed: int) -> tuple[Recipe, Recipe]:
 
 
 def cifar100_modern() -> Settings:
-    """A wide network with strong augmentation, for one GPU; docs/results.md has errors after 60 epochs."""
+    """A wide network with strong augmentation, for one GPU; docs/results.md has errors of runs with other budgets."""
     return Settings(
         network="wrn28x10",
         dataset="cifar100",
