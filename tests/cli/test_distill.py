@@ -67,8 +67,7 @@ def test_a_run_is_distilled_into_a_run_like_any_other(folder, capsys):
         lr=0.01,
         seed=2,
         held_out=6,
-        ema=0.5,
-    )
+    )  # without the average of the teacher
     objective = Distillation(Teacher(str(teacher.identity), (15, 31)), 0.5, 2.0)
     assert student.recipe == replace(settings.recipe(), objective=objective)
     assert student.finished

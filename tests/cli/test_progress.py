@@ -1,11 +1,14 @@
 """What is shown while a command runs."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from snapens import CyclicCosine
 from snapens.cli import progress
 from snapens.cli import training as training_commands
+from snapens.lab.recipe import Settings
 
 
 def running(**changes):
@@ -95,6 +98,25 @@ def test_hours_on_a_cpu_are_announced_with_a_smaller_option(capsys, changes, hou
         assert found == (
             f"snapens: training vast on this CPU will take about {hours} seconds per step): "
             "use a GPU, fewer --epochs, or --network small\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("decay", "share"),
+    [(0.5, None), (0.954, None), (0.97, 5), (0.999, 90)],  # after 100 steps: 1e-30, 0.9 %, 4.8 %, 90.5 %
+)
+def test_an_average_with_much_of_the_initial_weights_is_announced(capsys, decay, share):
+    recipe = Settings(ema=decay).recipe()
+    training = running(recipe=recipe, schedule=CyclicCosine(200, 2), run=SimpleNamespace(path=Path("runs/a")))
+    plain = running(recipe=Settings().recipe(), schedule=CyclicCosine(2, 2))
+    training_commands._warn_of_slow_averages([training, plain])
+    found = capsys.readouterr().err
+    if share is None:
+        assert found == ""
+    else:
+        assert found == (
+            f"snapens: the random initial weights are {share} % of the first snapshot of runs/a, "
+            f"because --ema {decay} is slow for 100 steps: use a lower --ema, or more --epochs\n"
         )
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ..lab.paper.cells import run_name
-from ..lab.recipe import Distillation, Snapshot
+from ..lab.recipe import Budget, Distillation, Network, Recipe, Snapshot
 from . import processes
 from .evaluation import Folder, combination_of
 from .options import ImportNetwork, Place, TrainingOptions, arg
 
 if TYPE_CHECKING:
-    from ..lab.recipe import Recipe, Teacher
+    from ..lab.recipe import Teacher
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,18 @@ class Distill:
             show_report([out])
         return status
 
-    def _recipe(self, recipe: "Recipe", teacher: "Teacher") -> "Recipe":
-        """The recipe of the teacher with another objective, budget and seed."""
-        return replace(
-            recipe,
-            network=replace(recipe.network, name=self.network or recipe.network.name),
-            method=Snapshot(self.cycles),
-            budget=replace(recipe.budget, epochs=self.epochs),
-            optimizer=recipe.optimizer if self.lr is None else replace(recipe.optimizer, lr=self.lr),
-            objective=Distillation(teacher, self.share, self.temperature),
+    def _recipe(self, recipe: Recipe, teacher: "Teacher") -> Recipe:
+        """The recipe of the student; what it takes from that of the teacher is documented at `run`."""
+        network = recipe.network
+        if self.network is not None:
+            network = Network(self.network, stem_stride=network.stem_stride)
+        return Recipe(
+            network,
+            recipe.dataset,
+            Snapshot(self.cycles),
+            Budget(self.epochs, recipe.budget.batch),
+            recipe.optimizer if self.lr is None else replace(recipe.optimizer, lr=self.lr),
+            Distillation(teacher, self.share, self.temperature),
+            recipe.transforms,
             seed=self.seed,
-            batchnorm_parts=1,
         )

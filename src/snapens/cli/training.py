@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .options import TrainingOptions
 
 AGAIN = "the same command with --resume"
+_LARGE_SHARE = 0.01  # of initial weights in an average
 _LONG_SECONDS = 3600.0
 _LARGE_STEP_SECONDS = 0.5  # below this, the extra cost of the first step dominates the trial step
 
@@ -67,6 +68,7 @@ def _train(
     if not trainings:
         return 0
     _warn_of_hours(trainings)
+    _warn_of_slow_averages(trainings)
     try:
         with interrupt.finish_step(), display(trainings, tensorboard) as watch:
             pack.train(trainings, watch, interrupt)
@@ -160,6 +162,19 @@ def _warn_of_hours(trainings: Sequence["Training"]) -> None:
             f"snapens: training {names} on this CPU will take about {seconds / 3600:,.0f} hours "
             f"({slow[0].rehearsal_seconds:.1f} seconds per step): use a GPU, fewer --epochs, or --network small"
         )
+
+
+def _warn_of_slow_averages(trainings: Sequence["Training"]) -> None:
+    """Warn of averages that still contain the initial weights when they are stored for the first time."""
+    from ..lab.recipe import EMA
+
+    for run in trainings:
+        average, first = run.recipe.averaging, run.schedule.snapshot_steps[0]
+        if isinstance(average, EMA) and (share := average.decay**first) > _LARGE_SHARE:
+            say(
+                f"snapens: the random initial weights are {100 * share:.0f} % of the first snapshot of {run.run.path}, "
+                f"because --ema {average.decay:g} is slow for {first} steps: use a lower --ema, or more --epochs"
+            )
 
 
 def _say_peak_memory(device: "torch.device") -> None:

@@ -18,7 +18,7 @@ from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
 from snapens.lab.engine.teacher import teacher_of
 from snapens.lab.engine.world import World, joined
-from snapens.lab.recipe import Distillation, Snapshot
+from snapens.lab.recipe import Distillation, Snapshot, sharpness
 from snapens.lab.records.run import Run
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="needs gloo")
@@ -152,6 +152,11 @@ def local_statistics_are_those_of_each_part(world, path):
     step(0)
     torch.testing.assert_close(step.network.norm.running_mean, expected)
     assert not equal_on_all(world, expected)
+    for every, parts, least in ((3, 1, 1), (4, 2, 2)):  # each process has 4 examples
+        sharp = tiny.replace(LOCAL, batchnorm_parts=parts, sharpness=sharpness.SAM(every=every))
+        rule = f"sam_every must divide the 4 examples of each process into parts of {least} or more, got {every}"
+        with pytest.raises(SnapensError, match=rule):
+            prepare([(sharp, path / "sharp")], tiny.load, CPU, world=world)
     with pytest.raises(SnapensError, match="batchnorm_parts must be the number of processes, 2, or 1, got 3"):
         prepare([(tiny.replace(LOCAL, batchnorm_parts=3), path / "three")], tiny.load, CPU, world=world)
 

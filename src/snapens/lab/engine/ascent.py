@@ -1,6 +1,6 @@
 """Ascent: the weights of a network, moved in the direction of their gradient for one backward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,27 +14,47 @@ class Ascent:
 
     def __init__(self, network: nn.Module, radius: float) -> None:
         self._parameters, self._radius = list(network.parameters()), radius
-        self._live: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in (*self._parameters, *network.buffers()):
-            self._live.setdefault(tensor.dtype, []).append(tensor.detach())
-        self._before = {dtype: [torch.empty_like(tensor) for tensor in live] for dtype, live in self._live.items()}
+        self._weights, self._buffers = _Kept(self._parameters), _Kept(network.buffers())
 
     @contextmanager
-    def uphill(self) -> Iterator[None]:
-        """Inside, the weights are moved along their gradients, which are then removed.
+    def uphill(self, find: Callable[[], object]) -> Iterator[None]:
+        """Inside, the weights are moved along the gradients that `find` computes; afterwards they are as before.
 
-        Afterwards, weights and buffers are as before: BatchNorm statistics are those of the weights themselves.
+        BatchNorm statistics do not change when the gradients are computed, because `find` may use a small batch.
         """
-        for dtype, live in self._live.items():
-            torch._foreach_copy_(self._before[dtype], live)
+        self._buffers.save()
+        find()
+        self._buffers.restore()
+        self._weights.save()
         pairs = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         gradients = [gradient for _, gradient in pairs]
         with torch.no_grad():
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            moves = torch._foreach_mul(gradients, self._radius / norm.clamp(min=_LEAST_NORM))
-            torch._foreach_add_([parameter for parameter, _ in pairs], moves)
+            torch._foreach_mul_(gradients, self._radius / norm.clamp(min=_LEAST_NORM))
+            torch._foreach_add_([parameter for parameter, _ in pairs], gradients)
         for parameter, _ in pairs:
             parameter.grad = None
-        yield
+        try:
+            yield
+        finally:
+            self._weights.restore()
+
+
+class _Kept:
+    """Tensors and copies of them; one kernel copies all tensors of a type."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._live: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            self._live.setdefault(tensor.dtype, []).append(tensor.detach())
+        self._copies = {dtype: [torch.empty_like(tensor) for tensor in live] for dtype, live in self._live.items()}
+
+    def save(self) -> None:
+        """Copy the tensors."""
         for dtype, live in self._live.items():
-            torch._foreach_copy_(live, self._before[dtype])
+            torch._foreach_copy_(self._copies[dtype], live)
+
+    def restore(self) -> None:
+        """Set the tensors to their copies."""
+        for dtype, live in self._live.items():
+            torch._foreach_copy_(live, self._copies[dtype])

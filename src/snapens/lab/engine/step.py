@@ -50,11 +50,7 @@ class TrainingStep:
         self.recipe, self.placed, self.device, self.world = recipe, placed, placed.device, world or World()
         self._active_world = self.world
         part = self.world.part(recipe.budget.batch)
-        if recipe.batchnorm_parts not in (1, self.world.count):
-            raise ArgumentError(
-                f"batchnorm_parts must be the number of processes, {self.world.count}, or 1, got "
-                f"{recipe.batchnorm_parts}: use as many processes"
-            )
+        _check_processes(recipe, self.world.count)
         self.network = self._network_on_device()
         self.kept = self.network if recipe.averaging is None else self._network_on_device()
         named = zip(tensors(self.kept).values(), tensors(self.network).values(), strict=True)
@@ -250,8 +246,8 @@ class TrainingStep:
     def _gradients_uphill(self, batch: Batch, ascent: Ascent) -> Tensor:
         """The same at weights with a higher loss."""
         assert self.recipe.sharpness is not None
-        self._gradients(batch.every(self.recipe.sharpness.every))
-        with ascent.uphill():
+        some = batch.every(self.recipe.sharpness.every)
+        with ascent.uphill(lambda: self._gradients(some)):
             self._follow()
             return self._gradients(batch)
 
@@ -297,6 +293,22 @@ class TrainingStep:
     def _built(self, cycle: int) -> nn.Module:
         data = self.placed.data
         return nets.of(self.recipe, len(data.classes), data.inputs, cycle).train()
+
+
+def _check_processes(recipe: Recipe, count: int) -> None:
+    """Require settings with which several processes compute the same steps as one."""
+    if recipe.batchnorm_parts not in (1, count):
+        raise ArgumentError(
+            f"batchnorm_parts must be the number of processes, {count}, or 1, got "
+            f"{recipe.batchnorm_parts}: use as many processes"
+        )
+    rows, least = recipe.budget.batch // count, 2 if recipe.batchnorm_parts > 1 else 1  # BatchNorm needs two examples
+    every = 1 if recipe.sharpness is None else recipe.sharpness.every
+    if count > 1 and (rows % every or rows < least * every):
+        raise ArgumentError(
+            f"sam_every must divide the {rows} examples of each process into parts of {least} or more, got {every}: "
+            "use a smaller --sam-every, a larger --batch or fewer processes"
+        )
 
 
 def _current_name(name: str) -> str:

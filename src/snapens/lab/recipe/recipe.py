@@ -110,7 +110,7 @@ class Recipe(Value):
         """The seed fits into 63 bits; there is at least one part; SAM uses at least two examples."""
         require_at_least(1, batchnorm_parts=self.batchnorm_parts)
         if self.sharpness is not None:  # BatchNorm needs two
-            rule = f"be at most half of batch={self.budget.batch}"
+            rule = f"be at most half of batch={self.budget.batch}, so that two examples are left"
             require(2 * self.sharpness.every <= self.budget.batch, "sam_every", rule, self.sharpness.every)
         require(0 <= self.seed < 1 << 63, "seed", "be at least 0 and less than 2 to the 63", self.seed)
 
