@@ -1,6 +1,6 @@
 """Replicas: copies of a model that hold the members of an ensemble."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 
 import torch
@@ -25,7 +25,7 @@ class Replicas(nn.ModuleList):
     def __init__(
         self, model: nn.Module, device: torch.device | str | None, resident: bool, strict: bool = True
     ) -> None:
-        super().__init__([_copied(model, device)])
+        super().__init__([copied(model, device).requires_grad_(False)])
         self._resident, self._strict = resident, strict
         self._base: Mapping[str, Entry] | None = None  # the tensors of the model that members lack
         self._entries: dict[Member, Mapping[str, Entry]] = {}  # of each member that was added
@@ -96,7 +96,8 @@ def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.M
 
 
 @torch.inference_mode(False)
-def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
+def copied(model: nn.Module, device: torch.device | str | None = None) -> nn.Module:
+    """A copy of the unwrapped model in evaluation mode, which uses none of the model's tensors."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
     if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
@@ -110,7 +111,22 @@ def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
         copy = deepcopy(unwrap(model))
     except Exception as error:
         raise ArgumentError(f"model must support copy.deepcopy, got {error}: pass another instance") from error
-    return copy.to(device).eval().requires_grad_(False)
+    if shared := list(_live_methods(unwrap(model), copy)):
+        raise ArgumentError(
+            f"model must have only methods that a copy can use with its own weights, got {shared[0]!r}, which was "
+            "compiled or replaced in place: use model.compile(), or pass another instance of the architecture"
+        )
+    return copy.to(device).eval()
+
+
+def _live_methods(model: nn.Module, copy: nn.Module) -> Iterator[str]:
+    """The methods in a copy that call the model: `deepcopy` copies bound methods, but not functions around them."""
+    for (path, one), other in zip(model.named_modules(), copy.modules(), strict=False):
+        for name, value in vars(one).items():
+            compiled = getattr(value, "_torchdynamo_orig_callable", None)
+            calls_a_module = name == "forward" or isinstance(getattr(compiled, "__self__", None), nn.Module)
+            if calls_a_module and vars(other).get(name) is value:
+                yield f"{path}.{name}".lstrip(".")
 
 
 def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor]) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ..batches import arguments, first, scores, second
 from ..batchnorm import estimated_statistics, norms
 from ..errors import ArgumentError, BarrierError, MismatchError, shortened
+from ..replicas import copied
 from ..snapshots import Snapshots
-from ..weights import set_tensors, tensors, unwrap
+from ..weights import set_tensors, tensors
 
 State = Mapping[str, Tensor]
 TOLERANCE = 0.01
@@ -73,7 +74,7 @@ class Soups:
         if not self.members:
             raise ArgumentError("snapshots must contain at least one snapshot or state dict, got none")
         self._load = snapshots.load if isinstance(snapshots, Snapshots) else snapshots.__getitem__
-        self._model = deepcopy(unwrap(model)).eval()
+        self._model = copied(model)
         self._training, self._held_out, self._inputs, self._targets = training, held_out, inputs, targets
         self._errors: dict[tuple[int, ...], float] = {}
 
