@@ -80,3 +80,31 @@ def test_fresh_weights_work_with_a_function_as_keep(make_net):
     ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, keep=head_of(net), on_restart=fresh_weights(make_net))
     train(net, ensembler.optimizer, ensembler, 12)
     assert ensembler.ensemble().steps == (4, 8, 12)
+
+
+class Quantised(nn.Linear):
+    """Adds its quantisation state to the state_dict, as bitsandbytes.nn.Linear4bit does."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.absmax"] = torch.ones(1)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_base_with_other_entries_in_its_state_dict_needs_a_function_as_keep(resident):
+    net = nn.Sequential(Quantised(4, 4).requires_grad_(False), nn.Linear(4, 3))
+    optimizer, schedule = sgd(net[1]), CyclicCosine(4, 2)
+    with pytest.raises(ArgumentError, match=r"got '0\.weight\.absmax', which extra state or a hook added"):
+        SnapshotEnsembler(net, optimizer, schedule)
+    adapters = lambda: {name: value for name, value in net.named_parameters() if value.requires_grad}  # noqa: E731
+    ensembler = SnapshotEnsembler(net, optimizer, schedule, keep=adapters)
+    x, expected = torch.randn(5, 4), []
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        if ensembler.step() is not None:
+            expected.append(net(x).detach().softmax(-1))
+    torch.testing.assert_close(ensembler.ensemble(resident=resident)(x), torch.stack(expected).mean(0))
+    with pytest.raises(ArgumentError, match=r"got '0\.weight\.absmax'"):
+        ensembler.ensemble(strict=True)

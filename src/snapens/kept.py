@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from .errors import ArgumentError, shortened
 from .ranks import Ranks
 from .shards import is_sharded
-from .weights import tensors
+from .weights import reject_extra_state, tensors
 
 Keep = nn.Module | Callable[[], Mapping[str, Tensor]]
 """The module to store, or a function that returns the tensors to store by their names in the trained model."""
@@ -16,6 +16,7 @@ Keep = nn.Module | Callable[[], Mapping[str, Tensor]]
 def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
     """The live tensors that a snapshot stores, by their names in the model."""
     if isinstance(keep, nn.Module):
+        reject_extra_state(keep)
         return tensors(keep)
     known, found = tensors(model), keep()  # in this order: state_dict() makes FSDP2 shard parameters again
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):

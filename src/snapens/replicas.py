@@ -11,7 +11,7 @@ from .errors import ArgumentError, MismatchError, shortened
 from .shards import is_sharded
 from .snapshots import Entry, Snapshots
 from .storage.memory import Held
-from .weights import tensors, unwrap
+from .weights import reject_extra_state, tensors, unwrap
 
 
 class Replicas(nn.ModuleList):
@@ -25,7 +25,7 @@ class Replicas(nn.ModuleList):
     def __init__(
         self, model: nn.Module, device: torch.device | str | None, resident: bool, strict: bool = True
     ) -> None:
-        super().__init__([copied(model, device).requires_grad_(False)])
+        super().__init__([copied(model, device, strict).requires_grad_(False)])
         self._resident, self._strict = resident, strict
         self._base: Mapping[str, Entry] | None = None  # the tensors of the model that members lack
         self._entries: dict[Member, Mapping[str, Entry]] = {}  # of each member that was added
@@ -96,10 +96,12 @@ def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.M
 
 
 @torch.inference_mode(False)
-def copied(model: nn.Module, device: torch.device | str | None = None) -> nn.Module:
+def copied(model: nn.Module, device: torch.device | str | None = None, strict: bool = True) -> nn.Module:
     """A copy of the unwrapped model in evaluation mode, which uses none of the model's tensors."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
+    if strict:
+        reject_extra_state(model)
     if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
         raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
     if parts := [name for name, tensor in tensors(model).items() if is_sharded(tensor)]:

@@ -29,18 +29,24 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
 def tensors(module: nn.Module) -> dict[str, Tensor]:
     """Name -> live parameter or buffer of the unwrapped module; names do not mention compiled children."""
     module = unwrap(module)
-    state = module.state_dict(keep_vars=True)
     live = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    if foreign := [name for name, value in state.items() if id(value) not in live]:
-        raise ArgumentError(
-            f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, "
-            "which extra state or a hook added: register it as a buffer"
-        )
+    state = {name: value for name, value in module.state_dict(keep_vars=True).items() if id(value) in live}
     for name, child in reversed(list(module.named_modules(remove_duplicate=False))):  # a child before its parent
         if attribute := _inside(child):
             inner = f"{name}.{attribute}."
             state = {key.replace(inner, f"{name}.", 1) if key.startswith(inner) else key: state[key] for key in state}
     return state
+
+
+def reject_extra_state(module: nn.Module) -> None:
+    """Reject a module with more in its state_dict than `tensors`, which would be missing in a snapshot of it all."""
+    module = unwrap(module)
+    live = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    if foreign := [name for name, value in module.state_dict(keep_vars=True).items() if id(value) not in live]:
+        raise ArgumentError(
+            f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, which extra state or "
+            "a hook added: register it as a buffer, or pass keep=, a function that returns the trained tensors only"
+        )
 
 
 def set_tensors(module: nn.Module, values: Mapping[str, Tensor]) -> None:
