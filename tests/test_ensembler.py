@@ -145,6 +145,35 @@ def test_weights_that_can_never_be_stored_are_rejected_at_the_start(net, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_dtype_that_a_folder_cannot_store_is_rejected_at_the_start(net, tmp_path, folder):
+    net.register_buffer("rotation", torch.ones(2, dtype=torch.complex128))
+    if not folder:
+        SnapshotEnsembler(net, sgd(net), SCHEDULE)
+        return
+    with pytest.raises(ArgumentError, match=r"one of the dtypes .*, got torch\.complex128 for 'rotation'"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_overflow_in_the_dtype_of_the_snapshots_are_rejected_at_the_start(net):
+    net.norm.running_var.fill_(1e6)  # the largest float16 is 65504
+    with pytest.raises(NonFiniteError, match=r"torch\.float16, .* at step 0 in norm\.running_var: use Snapshots"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=Snapshots(dtype=torch.float16))
+
+
+def test_a_model_without_values_is_rejected_at_the_start():
+    virtual = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(ArgumentError, match="got 'weight' on the meta device: build it on the CPU"):
+        SnapshotEnsembler(virtual, sgd(virtual), SCHEDULE)
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(3))
+    optimizer = sgd(lazy)
+    with pytest.raises(ArgumentError, match=r"got '0\.weight' of a lazy module: call the model with one batch first"):
+        SnapshotEnsembler(lazy, optimizer, SCHEDULE)
+    lazy(torch.ones(1, 2))
+    SnapshotEnsembler(lazy, optimizer, SCHEDULE)
+
+
 def test_snapshot_steps_of_a_users_own_schedule_must_ascend_to_the_end(net):
     class Own(StepDecay):
         snapshot_steps = (2, 6)
@@ -161,6 +190,11 @@ def test_arguments_of_the_wrong_kind_are_rejected(net):
         SnapshotEnsembler(sgd(net), net, SCHEDULE)
     with pytest.raises(ArgumentError, match="schedule must be an instance of Schedule, got 100"):
         SnapshotEnsembler(net, sgd(net), 100)
+    for wrong in (None, [sgd(net)]):
+        with pytest.raises(ArgumentError, match=r"optimizer must be one .*Optimizer, got (NoneType|list): pass it"):
+            SnapshotEnsembler(net, wrong, SCHEDULE)
+    with pytest.raises(ArgumentError, match="path must be the path of a folder, or None for memory, got 3"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=3)
     with pytest.raises(MismatchError, match=r"state must be what state_dict\(\) returned, got the keys \['a'\]"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE).load_state_dict({"a": 1})
 

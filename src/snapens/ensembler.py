@@ -20,7 +20,7 @@ from .kept import Keep, kept, kept_by_all
 from .ranks import Ranks
 from .rates import Rates
 from .schedule import Schedule, check_order, description, differences, missing_cycles
-from .snapshots import Snapshots, check_finite
+from .snapshots import Snapshots
 from .weights import reject_fsdp1, tensors
 
 log = logging.getLogger("snapens")
@@ -86,6 +86,8 @@ class SnapshotEnsembler:
         for name, value, kind in (("model", model, nn.Module), ("schedule", schedule, Schedule)):
             if not isinstance(value, kind):
                 raise ArgumentError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
+        if not hasattr(optimizer, "param_groups"):
+            raise ArgumentError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}: pass it")
         if on_nonfinite not in ("raise", "skip"):
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         reject_fsdp1(model)
@@ -99,7 +101,7 @@ class SnapshotEnsembler:
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._progress = _Progress()
         live = kept_by_all(model, self.keep, self.ranks)
-        self.ranks.together(lambda: check_finite(live, step=0))  # now, not only at the end of the first cycle
+        self.ranks.together(lambda: self.snapshots.check(live))  # now, not only at the end of the first cycle
         self._rates = Rates(optimizer, schedule) if drive_lr else None
         self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
         self._unloaded = self._progress.closed = bool(self._identity["snapshots"])

@@ -11,7 +11,7 @@ from .errors import ArgumentError, MismatchError, shortened
 from .shards import is_sharded
 from .snapshots import Entry, Snapshots
 from .storage.memory import Held
-from .weights import reject_extra_state, tensors, unwrap
+from .weights import check_real, reject_extra_state, tensors, unwrap
 
 
 class Replicas(nn.ModuleList):
@@ -102,9 +102,9 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
         raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
     if strict:
         reject_extra_state(model)
-    if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
-        raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
-    if parts := [name for name, tensor in tensors(model).items() if is_sharded(tensor)]:
+    live = tensors(model)
+    check_real(live)
+    if parts := [name for name, tensor in live.items() if is_sharded(tensor)]:
         raise ArgumentError(
             f"model must not be sharded to be copied for the members, got the shard {parts[0]!r}: "
             "pass a plain instance, such as ensembler.ensemble(model=Net())"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from .errors import ArgumentError
@@ -47,6 +48,17 @@ def reject_extra_state(module: nn.Module) -> None:
             f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, which extra state or "
             "a hook added: register it as a buffer, or pass keep=, a function that returns the trained tensors only"
         )
+
+
+def check_real(named: Mapping[str, Tensor]) -> None:
+    """Reject tensors without values: on the meta device, or of a lazy module before its first batch."""
+    for name, tensor in named.items():
+        if is_lazy(tensor):
+            raise ArgumentError(
+                f"model must have real tensors, got {name!r} of a lazy module: call the model with one batch first"
+            )
+        if tensor.is_meta:
+            raise ArgumentError(f"model must have real tensors, got {name!r} on the meta device: build it on the CPU")
 
 
 def set_tensors(module: nn.Module, values: Mapping[str, Tensor]) -> None:
