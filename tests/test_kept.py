@@ -1,5 +1,7 @@
 """Which tensors a snapshot stores."""
 
+import copy
+
 import pytest
 import torch
 from loop import SCHEDULE, sgd, train
@@ -27,6 +29,24 @@ def test_keep_is_the_module_that_is_stored(net, make_net):
     assert torch.allclose(
         Ensemble(ensembler.snapshots, make_net())(torch.ones(1, 4)), ema(torch.ones(1, 4)).softmax(-1)
     )
+
+
+class ModelEma(nn.Module):
+    """As timm's ModelEmaV2: it contains the averaged network and has no forward."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = copy.deepcopy(model)
+
+
+def test_a_wrapper_of_the_averaged_module_is_rejected_at_the_start(net, make_net, tmp_path):
+    ema = ModelEma(net)
+    with pytest.raises(ArgumentError, match=r"keep must have .*, got 'module.*: pass .* itself: keep=wrapper\.module"):
+        SnapshotEnsembler(net, sgd(net), CyclicCosine(2, 1), store=tmp_path, keep=ema)
+    ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(2, 1), store=tmp_path, keep=ema.module)
+    train(net, ensembler.optimizer, ensembler, 2)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(Ensemble.load(tmp_path, make_net())(x), ema.module.eval()(x).softmax(-1))
 
 
 def head_of(model):

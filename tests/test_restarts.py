@@ -150,7 +150,7 @@ def test_fresh_weights_work_with_a_part_of_the_model_as_keep(make_net):
 def test_fresh_weights_reject_a_kept_module_with_other_tensors(make_net):
     net = make_net()
     optimizer = sgd(net)
-    wrapper = nn.ModuleDict({"ema": copy.deepcopy(net)})
+    wrapper = nn.ModuleDict({"ema": copy.deepcopy(net), "other": nn.Linear(1, 1)})
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, keep=wrapper, on_restart=fresh_weights(make_net))
     with pytest.raises(MismatchError, match=r"keep must have the tensors of the model .*, such as keep=ema.module"):
         train(net, optimizer, ensembler, 4)

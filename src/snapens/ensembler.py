@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from .combination import Combination
 from .ensemble import Ensemble
 from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
-from .kept import Keep, kept, kept_by_all
+from .kept import Keep, kept, kept_by_all, reject_wrapper
 from .ranks import Ranks
 from .rates import Rates
 from .schedule import Schedule, check_order, description, differences, missing_cycles
@@ -100,6 +100,7 @@ class SnapshotEnsembler:
         self._on_restart, self._skip = on_restart, on_nonfinite == "skip"
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._progress = _Progress()
+        reject_wrapper(model, self.keep)
         live = kept_by_all(model, self.keep, self.ranks)
         self.ranks.together(lambda: self.snapshots.check(live))  # now, not only at the end of the first cycle
         self._rates = Rates(optimizer, schedule) if drive_lr else None

@@ -31,6 +31,18 @@ def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
     return stored | {name: firsts[id(live)] for name, live in known.items() if id(live) in firsts}
 
 
+def reject_wrapper(model: nn.Module, keep: Keep) -> None:
+    """Reject a module that only contains the module to store, such as timm's `ModelEmaV2`: its names differ."""
+    if isinstance(keep, nn.Module):
+        names, found = list(tensors(model)), list(tensors(keep))
+        prefix = found[0].removesuffix(names[0]) if found else ""
+        if prefix.endswith(".") and found == [prefix + name for name in names]:
+            raise ArgumentError(
+                f"keep must have the tensors of the model under their names in the model, got {found[0]!r} instead of "
+                f"{names[0]!r}: pass the averaged model itself: keep=wrapper.{prefix.removesuffix('.')}"
+            )
+
+
 def kept_by_all(model: nn.Module, keep: Keep, ranks: Ranks) -> dict[str, Tensor]:
     """`kept` on all ranks. They gather sharded tensors one at a time, so the order must be the same on all ranks."""
     found: dict[str, Tensor] = {}
