@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from loop import SCHEDULE, sgd, train
+from torch.optim.swa_utils import AveragedModel
 
 from snapens import CyclicCosine, Ensemble, SnapshotEnsembler, Snapshots, StepDecay
 from snapens.errors import ArgumentError, FinishedError, LockedError, MismatchError, NonFiniteError
@@ -100,6 +101,47 @@ def test_compiled_models_are_stored_under_their_plain_names(net):
     assert ensembler.snapshots.load(2).keys() == net.state_dict().keys()
     x = torch.randn(3, 4)
     assert torch.allclose(ensembler.ensemble()(x), net.eval()(x).softmax(-1))
+
+
+# weights that do not change
+
+
+def test_parameters_that_the_optimizer_does_not_hold_are_named_in_a_warning(caplog):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    optimizer = sgd(net[0])
+    SnapshotEnsembler(net, optimizer, SCHEDULE)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("the optimizer does not hold 1.weight, 1.bias, 2.weight, and 1 more: they keep")
+
+
+@pytest.mark.parametrize("case", ["all held", "the others are frozen", "the others are not stored"])
+def test_parameters_that_are_held_or_frozen_or_not_stored_cause_no_warning(caplog, case):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    keep = None
+    if case == "the others are frozen":
+        net[0].requires_grad_(False)
+    elif case == "the others are not stored":
+        keep = lambda: {"1.bias": net[1].bias, "1.weight": net[1].weight}  # noqa: E731
+    SnapshotEnsembler(net, sgd(net if case == "all held" else net[1]), SCHEDULE, keep=keep)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+@pytest.mark.parametrize("updated", [True, False])
+def test_an_average_that_is_never_updated_causes_a_warning(net, caplog, tmp_path, folder, updated):
+    ema, optimizer = AveragedModel(net), sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path if folder else None, keep=ema)
+    for _ in range(8):
+        train(net, optimizer, ensembler, 1)
+        if updated:
+            ema.update_parameters(net)
+    ensembler.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if updated:
+        assert not warnings
+    else:
+        assert len(warnings) == 1
+        assert warnings[0].startswith("the snapshot of step 8 is equal to that of step 4: check that")
 
 
 # weights that are not finite

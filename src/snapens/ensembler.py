@@ -3,7 +3,7 @@
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from .combination import Combination
 from .ensemble import Ensemble
-from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
+from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError, shortened
 from .kept import Keep, kept, kept_by_all, reject_wrapper
 from .ranks import Ranks
 from .rates import Rates
@@ -109,6 +109,7 @@ class SnapshotEnsembler:
         self._set_rates()
         log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
         if self.ranks.rank == 0:
+            _warn_of_untrained(model, optimizer, live)
             place = "memory" if self.snapshots.path is None else str(self.snapshots.path)
             weakref.finalize(self, _warn_of_early_end, self._progress, schedule, place, os.getpid())
 
@@ -256,6 +257,8 @@ class SnapshotEnsembler:
                 raise
             log.warning("no snapshot is stored at step %d: %s", step, error)
             return False
+        if self.ranks.rank == 0:
+            _warn_of_repeated(self.snapshots)
         return True
 
     def _set_rates(self) -> None:
@@ -293,6 +296,28 @@ def _warn_of_early_end(progress: _Progress, schedule: Schedule, place: str, proc
             progress.completed,
             schedule.total_steps,
             missing,
+        )
+
+
+def _warn_of_untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    live = {name: tensor for name, tensor in tensors(model).items() if name in stored}
+    if left := [name for name, tensor in live.items() if tensor.requires_grad and id(tensor) not in held]:
+        log.warning(
+            "the optimizer does not hold %s: they keep their weights, or another optimizer trains them without this "
+            "schedule. Build the optimizer from model.parameters(), or freeze them with requires_grad_(False)",
+            shortened(left, 3),
+        )
+
+
+def _warn_of_repeated(snapshots: Snapshots) -> None:
+    *_, before, last = (0, *snapshots.steps)
+    if before and snapshots.entries(before) == snapshots.entries(last):  # equal entries have equal content
+        log.warning(
+            "the snapshot of step %d is equal to that of step %d: check that the optimizer trains the model and, if "
+            "keep is an average, that it is updated before step()",
+            last,
+            before,
         )
 
 
