@@ -159,8 +159,9 @@ class SnapshotEnsembler:
                 "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has: pass a path"
             )
         known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
-        if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
-            options["combination"] = Combination.last(options.pop("last", len(known))).among(known)
+        if known and options.get("combination") is None:  # equal on all ranks, even if the folder has a later one
+            last = options.pop("last", None)
+            options["combination"] = Combination.last(len(known) if last is None else last).among(known)
         whole = self.keep if isinstance(self.keep, nn.Module) else None
         model = next(one for one in (model, whole, self.model) if one is not None)
         return Ensemble(self.snapshots, model, **{"strict": whole is not None, **options})
