@@ -174,3 +174,22 @@ def test_on_restart_runs_after_the_commit_and_at_the_peak(net):
     )
     train(net, optimizer, ensembler, 12)
     assert seen == [(4, 4, 0.1), (8, 8, 0.1)]
+
+
+def test_a_step_whose_on_restart_fails_is_counted_and_only_the_function_is_repeated(net):
+    calls = []
+
+    def flaky(ensembler):
+        calls.append(ensembler.completed)
+        if len(calls) == 1:
+            raise OSError("no weights")
+
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, on_restart=flaky)
+    with pytest.raises(OSError, match="no weights"):
+        train(net, optimizer, ensembler, 4)
+    assert (ensembler.completed, ensembler.snapshots.steps, optimizer.param_groups[0]["lr"]) == (4, (4,), 0.1)
+    flaky(ensembler)
+    train(net, optimizer, ensembler, 8)
+    assert calls == [4, 4, 8]
+    assert ensembler.snapshots.steps == (4, 8, 12)

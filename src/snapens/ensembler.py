@@ -125,7 +125,8 @@ class SnapshotEnsembler:
     def step(self) -> int | None:
         """Count a step and set the next rate; at a minimum, commit a snapshot first and return its step.
 
-        A call that fails to commit does not count and can be repeated.
+        A call that fails to commit does not count and can be repeated. An error of `on_restart` is different: the step
+        is already counted and its snapshot stored, so call that function again, not `step()`.
         """
         if self._unloaded:
             raise MismatchError(
