@@ -131,16 +131,21 @@ def _live_methods(model: nn.Module, copy: nn.Module) -> Iterator[str]:
                 yield f"{path}.{name}".lstrip(".")
 
 
+def misfits(stored: Mapping[str, Entry | Tensor], live: Mapping[str, Tensor]) -> list[str]:
+    """How the names and the shapes of stored tensors differ from those of a model."""
+    wrong = [f"missing {name}" for name in live.keys() - stored.keys()]
+    wrong += [f"extra {name}" for name in stored.keys() - live.keys()]
+    shapes = {name: (tuple(stored[name].shape), tuple(live[name].shape)) for name in live.keys() & stored.keys()}
+    return wrong + [f"{name} has shape {a}, the model's is {b}" for name, (a, b) in shapes.items() if a != b]
+
+
 def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor]) -> None:
     """Require that a snapshot has exactly the tensors of the model, with the same shapes."""
-    wrong = [f"missing {name}" for name in live.keys() - entries.keys()]
-    wrong += [f"extra {name}" for name in entries.keys() - live.keys()]
+    wrong = misfits(entries, live)
     firsts: dict[int, str] = {}
     for name in sorted(live.keys() & entries.keys()):
         stored, wanted, tied = entries[name], live[name], firsts.setdefault(id(live[name]), name)
-        if stored.shape != tuple(wanted.shape):
-            wrong.append(f"{name} has shape {stored.shape}, the model's is {tuple(wanted.shape)}")
-        elif stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
+        if stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
             wrong.append(f"{name} has dtype {stored.dtype}, the model's is {wanted.dtype}")
         elif entries[tied] != stored:
             wrong.append(f"{name} is tied to {tied} in the model only")

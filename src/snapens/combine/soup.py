@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..batches import arguments, first, scores, second
 from ..batchnorm import estimated_statistics, norms
 from ..errors import ArgumentError, BarrierError, MismatchError, shortened
-from ..replicas import copied
+from ..replicas import copied, misfits
 from ..snapshots import Snapshots
 from ..weights import set_tensors, tensors
 
@@ -188,14 +188,7 @@ def average(states: Iterable[State]) -> dict[str, Tensor]:
 
 
 def _check_fit(state: State, live: State) -> None:
-    wrong = [f"missing {name}" for name in live.keys() - state.keys()]
-    wrong += [f"extra {name}" for name in state.keys() - live.keys()]
-    wrong += [
-        f"{name} has shape {tuple(state[name].shape)} instead of {tuple(live[name].shape)}"
-        for name in live.keys() & state.keys()
-        if state[name].shape != live[name].shape
-    ]
-    if wrong:
+    if wrong := misfits(state, live):
         raise MismatchError(
             f"snapshots must have the tensors of the model, got {shortened(sorted(wrong), separator='; ')}: "
             "average snapshots of one architecture"
