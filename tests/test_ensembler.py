@@ -47,7 +47,8 @@ def test_an_ensemble_is_available_during_training(net):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 5)
-    assert ensembler.ensemble().steps == ensembler.ensemble(last=None, combination=None).steps == (4,)
+    for options in ({}, {"last": None}, {"combination": None}):
+        assert ensembler.ensemble(**options).steps == (4,)
     with pytest.raises(ArgumentError, match="last must be a whole number of at least 1, got 0"):
         ensembler.ensemble(last=0)
     assert ensembler.completed == 5
