@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from snapens import Snapshots
@@ -41,9 +42,9 @@ def test_the_last_m_members_have_equal_weights_and_no_exit():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, r"members must have at least one \(run, step\), or newest must be at least 1 instead, got members=\(\)"),
-        ({"newest": 0}, "newest must be at least 1 instead, got .* newest=0"),
-        ({"newest": 1, "members": ((RUN, 4),)}, "newest must be at least 1 instead"),
+        ({}, r"members must have at least one \(run, step\), or newest must be given instead, got members=\(\)"),
+        ({"newest": 0}, "newest must be a whole number of at least 1, got 0"),
+        ({"newest": 1, "members": ((RUN, 4),)}, "newest must be given instead"),
         ({"members": ((RUN, 4), (RUN, 4))}, "members must be distinct, .*: use weights"),
         ({"members": ((RUN, 0),)}, "a step of at least 1"),
         ({"members": (("", 4),)}, "the name of a run"),
@@ -91,10 +92,17 @@ def test_the_last_members_are_those_of_each_run():
         Combination.last(3).among(existing)
 
 
-@pytest.mark.parametrize("m", [0, -1, 1.0, "2", None])
+@pytest.mark.parametrize("m", [0, -1, 1.0, "2", None, True])
 def test_the_number_of_members_is_a_whole_number_of_at_least_1(m):
     with pytest.raises(ArgumentError, match=f"last must be a whole number of at least 1, got {m!r}"):
         Combination.last(m)
+
+
+def test_the_number_of_members_can_be_an_integer_of_numpy(folder):
+    combination = Combination.last(np.int64(3))
+    assert combination == Combination.last(3) == Combination(newest=np.uint8(3))
+    combination.save(folder)  # NumPy's integers cannot be written as JSON
+    assert Combination.load(folder) == combination
 
 
 def test_members_of_weight_0_are_left_out_and_others_must_exist():

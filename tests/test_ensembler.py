@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from loop import SCHEDULE, sgd, train
+from torch.optim.swa_utils import AveragedModel
 
 from snapens import CyclicCosine, Ensemble, SnapshotEnsembler, Snapshots, StepDecay
 from snapens.errors import ArgumentError, FinishedError, LockedError, MismatchError, NonFiniteError
@@ -46,7 +47,10 @@ def test_an_ensemble_is_available_during_training(net):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE)
     train(net, optimizer, ensembler, 5)
-    assert ensembler.ensemble().steps == (4,)
+    for options in ({}, {"last": None}, {"combination": None}):
+        assert ensembler.ensemble(**options).steps == (4,)
+    with pytest.raises(ArgumentError, match="last must be a whole number of at least 1, got 0"):
+        ensembler.ensemble(last=0)
     assert ensembler.completed == 5
 
 
@@ -102,6 +106,47 @@ def test_compiled_models_are_stored_under_their_plain_names(net):
     assert torch.allclose(ensembler.ensemble()(x), net.eval()(x).softmax(-1))
 
 
+# weights that do not change
+
+
+def test_parameters_that_the_optimizer_does_not_hold_are_named_in_a_warning(caplog):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    optimizer = sgd(net[0])
+    SnapshotEnsembler(net, optimizer, SCHEDULE)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("the optimizer does not hold 1.weight, 1.bias, 2.weight, and 1 more: they keep")
+
+
+@pytest.mark.parametrize("case", ["all held", "the others are frozen", "the others are not stored"])
+def test_parameters_that_are_held_or_frozen_or_not_stored_cause_no_warning(caplog, case):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    keep = None
+    if case == "the others are frozen":
+        net[0].requires_grad_(False)
+    elif case == "the others are not stored":
+        keep = lambda: {"1.bias": net[1].bias, "1.weight": net[1].weight}  # noqa: E731
+    SnapshotEnsembler(net, sgd(net if case == "all held" else net[1]), SCHEDULE, keep=keep)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+@pytest.mark.parametrize("updated", [True, False])
+def test_an_average_that_is_never_updated_causes_a_warning(net, caplog, tmp_path, folder, updated):
+    ema, optimizer = AveragedModel(net), sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path if folder else None, keep=ema)
+    for _ in range(8):
+        train(net, optimizer, ensembler, 1)
+        if updated:
+            ema.update_parameters(net)
+    ensembler.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if updated:
+        assert not warnings
+    else:
+        assert len(warnings) == 1
+        assert warnings[0].startswith("the snapshot of step 8 is equal to that of step 4: check that")
+
+
 # weights that are not finite
 
 
@@ -145,6 +190,35 @@ def test_weights_that_can_never_be_stored_are_rejected_at_the_start(net, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_dtype_that_a_folder_cannot_store_is_rejected_at_the_start(net, tmp_path, folder):
+    net.register_buffer("rotation", torch.ones(2, dtype=torch.complex128))
+    if not folder:
+        SnapshotEnsembler(net, sgd(net), SCHEDULE)
+        return
+    with pytest.raises(ArgumentError, match=r"one of the dtypes .*, got torch\.complex128 for 'rotation'"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_overflow_in_the_dtype_of_the_snapshots_are_rejected_at_the_start(net):
+    net.norm.running_var.fill_(1e6)  # the largest float16 is 65504
+    with pytest.raises(NonFiniteError, match=r"torch\.float16, .* at step 0 in norm\.running_var: use Snapshots"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=Snapshots(dtype=torch.float16))
+
+
+def test_a_model_without_values_is_rejected_at_the_start():
+    virtual = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(ArgumentError, match="got 'weight' on the meta device: build it on the CPU"):
+        SnapshotEnsembler(virtual, sgd(virtual), SCHEDULE)
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(3))
+    optimizer = sgd(lazy)
+    with pytest.raises(ArgumentError, match=r"got '0\.weight' of a lazy module: call the model with one batch first"):
+        SnapshotEnsembler(lazy, optimizer, SCHEDULE)
+    lazy(torch.ones(1, 2))
+    SnapshotEnsembler(lazy, optimizer, SCHEDULE)
+
+
 def test_snapshot_steps_of_a_users_own_schedule_must_ascend_to_the_end(net):
     class Own(StepDecay):
         snapshot_steps = (2, 6)
@@ -161,6 +235,11 @@ def test_arguments_of_the_wrong_kind_are_rejected(net):
         SnapshotEnsembler(sgd(net), net, SCHEDULE)
     with pytest.raises(ArgumentError, match="schedule must be an instance of Schedule, got 100"):
         SnapshotEnsembler(net, sgd(net), 100)
+    for wrong in (None, [sgd(net)]):
+        with pytest.raises(ArgumentError, match=r"optimizer must be one .*Optimizer, got (NoneType|list): pass it"):
+            SnapshotEnsembler(net, wrong, SCHEDULE)
+    with pytest.raises(ArgumentError, match="path must be the path of a folder, or None for memory, got 3"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, store=3)
     with pytest.raises(MismatchError, match=r"state must be what state_dict\(\) returned, got the keys \['a'\]"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE).load_state_dict({"a": 1})
 

@@ -1,5 +1,7 @@
 """Which tensors a snapshot stores."""
 
+import copy
+
 import pytest
 import torch
 from loop import SCHEDULE, sgd, train
@@ -27,6 +29,24 @@ def test_keep_is_the_module_that_is_stored(net, make_net):
     assert torch.allclose(
         Ensemble(ensembler.snapshots, make_net())(torch.ones(1, 4)), ema(torch.ones(1, 4)).softmax(-1)
     )
+
+
+class ModelEma(nn.Module):
+    """As timm's ModelEmaV2: it contains the averaged network and has no forward."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = copy.deepcopy(model)
+
+
+def test_a_wrapper_of_the_averaged_module_is_rejected_at_the_start(net, make_net, tmp_path):
+    ema = ModelEma(net)
+    with pytest.raises(ArgumentError, match=r"keep must have .*, got 'module.*: pass .* itself: keep=wrapper\.module"):
+        SnapshotEnsembler(net, sgd(net), CyclicCosine(2, 1), store=tmp_path, keep=ema)
+    ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(2, 1), store=tmp_path, keep=ema.module)
+    train(net, ensembler.optimizer, ensembler, 2)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(Ensemble.load(tmp_path, make_net())(x), ema.module.eval()(x).softmax(-1))
 
 
 def head_of(model):
@@ -80,3 +100,31 @@ def test_fresh_weights_work_with_a_function_as_keep(make_net):
     ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE, keep=head_of(net), on_restart=fresh_weights(make_net))
     train(net, ensembler.optimizer, ensembler, 12)
     assert ensembler.ensemble().steps == (4, 8, 12)
+
+
+class Quantised(nn.Linear):
+    """Adds its quantisation state to the state_dict, as bitsandbytes.nn.Linear4bit does."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.absmax"] = torch.ones(1)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_base_with_other_entries_in_its_state_dict_needs_a_function_as_keep(resident):
+    net = nn.Sequential(Quantised(4, 4).requires_grad_(False), nn.Linear(4, 3))
+    optimizer, schedule = sgd(net[1]), CyclicCosine(4, 2)
+    with pytest.raises(ArgumentError, match=r"got '0\.weight\.absmax', which extra state or a hook added"):
+        SnapshotEnsembler(net, optimizer, schedule)
+    adapters = lambda: {name: value for name, value in net.named_parameters() if value.requires_grad}  # noqa: E731
+    ensembler = SnapshotEnsembler(net, optimizer, schedule, keep=adapters)
+    x, expected = torch.randn(5, 4), []
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        if ensembler.step() is not None:
+            expected.append(net(x).detach().softmax(-1))
+    torch.testing.assert_close(ensembler.ensemble(resident=resident)(x), torch.stack(expected).mean(0))
+    with pytest.raises(ArgumentError, match=r"got '0\.weight\.absmax'"):
+        ensembler.ensemble(strict=True)

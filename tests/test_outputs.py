@@ -11,7 +11,7 @@ import torch
 from snapens import Snapshots
 from snapens.errors import ArgumentError, DamagedError, LockedError, MismatchError, StoreError
 from snapens.outputs import Outputs
-from snapens.storage import durable, parts, tensorfile
+from snapens.storage import durable, manifest, parts, tensorfile
 from snapens.storage.lock import WriterLock
 
 LABELS = np.array([0, 1, 2, 0], np.int64)
@@ -254,6 +254,27 @@ def test_a_reader_reads_again_what_a_writer_replaced_meanwhile(folder, monkeypat
 
     monkeypatch.setattr(parts.PartFolder, "member", late)
     assert np.array_equal(Outputs.load(folder).log_probabilities, other.log_probabilities)
+
+
+def test_a_reader_reads_again_if_a_snapshot_was_replaced_after_it_read_the_manifest(folder, monkeypatch):
+    outputs(folder, 4, 8).save(folder, "test")
+    read, replaced = manifest.read, []
+
+    def replaced_afterwards(path):
+        found = read(path)
+        if not replaced:
+            replaced.append(True)
+            store = Snapshots(folder)
+            store.open_to_write(resume=True)
+            store.rewind(4)
+            store.commit(8, {"w": torch.zeros(1)})
+            store.close()
+            outputs(folder, 4, 8).save(folder, "test")
+        return found
+
+    monkeypatch.setattr(parts.manifest, "read", replaced_afterwards)
+    assert Outputs.load(folder).steps == (4, 8)
+    assert replaced
 
 
 def test_members_are_distinct():

@@ -181,3 +181,11 @@ def test_factors_of_a_users_own_schedule_must_be_finite_and_not_negative(net, fa
     ensembler = SnapshotEnsembler(net, optimizer, Own())
     with pytest.raises(ArgumentError, match="schedule must return finite factors of at least 0, got"):
         ensembler.step()
+
+
+def test_an_optimizer_without_a_rate_is_rejected_unless_the_rates_are_left_unchanged(net):
+    optimizer = sgd(net)
+    optimizer.param_groups[0]["lr"] = None  # as in Adafactor(relative_step=True)
+    with pytest.raises(ArgumentError, match=r"lr must be a finite .*, got None: set it, or pass drive_lr=False"):
+        SnapshotEnsembler(net, optimizer, SCHEDULE)
+    SnapshotEnsembler(net, optimizer, SCHEDULE, drive_lr=False)

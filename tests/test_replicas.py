@@ -1,6 +1,8 @@
 """How an ensemble reads, holds and shares the tensors of its members."""
 
 import copy
+import functools
+import types
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from members import X, mean_of, trained
 from torch import nn
 
 from snapens import Combination, Ensemble, Snapshots
-from snapens.errors import DamagedError, MismatchError
+from snapens.combine.soup import Soups
+from snapens.errors import ArgumentError, DamagedError, MismatchError
 from snapens.weights import tensors
 
 
@@ -52,6 +55,65 @@ def test_models_with_compiled_children_can_be_loaded(make_net):
     store, networks = trained(make_net)
     model = make_net()
     model.mix = torch.compile(model.mix, backend="eager")
+    torch.testing.assert_close(Ensemble(store, model)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.act = nn.Linear(4, 4), nn.Linear(4, 3), torch.compile(torch.relu, backend="eager")
+
+    def encode(self, x):
+        return self.act(self.a(x))
+
+    def forward(self, x):
+        return self.b(self.encode(x))
+
+
+def compile_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+def compile_method(model):
+    model.encode = torch.compile(model.encode, backend="eager")
+
+
+def compile_forward_of_a_child(model):
+    model.a.forward = torch.compile(model.a.forward, backend="eager")
+
+
+def replace_forward(model):
+    before = model.forward
+    model.forward = lambda x: before(x / 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (compile_forward, "'forward'"),
+        (compile_method, "'encode'"),
+        (compile_forward_of_a_child, "'a.forward'"),
+        (replace_forward, "'forward'"),
+    ],
+)
+def test_a_model_whose_copies_would_use_the_live_weights_is_rejected(change, name):
+    store, networks = trained(Encoder)
+    model = Encoder()
+    change(model)
+    with pytest.raises(ArgumentError, match=f"model must have only methods .*, got {name}, .*: use model.compile()"):
+        Ensemble(store, model)
+    with pytest.raises(ArgumentError, match="pass another instance of the architecture"):
+        Soups(model, store, held_out=[])
+    torch.testing.assert_close(Ensemble(store, Encoder())(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+def test_methods_that_a_copy_uses_with_its_own_weights_are_accepted():
+    store, networks = trained(Encoder)
+    model = Encoder()
+    model.compile(backend="eager")
+    model.forward = model.forward  # bound, and copied as such
+    model.a.forward = types.MethodType(lambda self, x: nn.Linear.forward(self, x), model.a)
+    model.b.forward = functools.partial(nn.Linear.forward, model.b)
     torch.testing.assert_close(Ensemble(store, model)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
 
 

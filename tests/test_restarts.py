@@ -150,7 +150,7 @@ def test_fresh_weights_work_with_a_part_of_the_model_as_keep(make_net):
 def test_fresh_weights_reject_a_kept_module_with_other_tensors(make_net):
     net = make_net()
     optimizer = sgd(net)
-    wrapper = nn.ModuleDict({"ema": copy.deepcopy(net)})
+    wrapper = nn.ModuleDict({"ema": copy.deepcopy(net), "other": nn.Linear(1, 1)})
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, keep=wrapper, on_restart=fresh_weights(make_net))
     with pytest.raises(MismatchError, match=r"keep must have the tensors of the model .*, such as keep=ema.module"):
         train(net, optimizer, ensembler, 4)
@@ -174,3 +174,22 @@ def test_on_restart_runs_after_the_commit_and_at_the_peak(net):
     )
     train(net, optimizer, ensembler, 12)
     assert seen == [(4, 4, 0.1), (8, 8, 0.1)]
+
+
+def test_a_step_whose_on_restart_fails_is_counted_and_only_the_function_is_repeated(net):
+    calls = []
+
+    def flaky(ensembler):
+        calls.append(ensembler.completed)
+        if len(calls) == 1:
+            raise OSError("no weights")
+
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, on_restart=flaky)
+    with pytest.raises(OSError, match="no weights"):
+        train(net, optimizer, ensembler, 4)
+    assert (ensembler.completed, ensembler.snapshots.steps, optimizer.param_groups[0]["lr"]) == (4, (4,), 0.1)
+    flaky(ensembler)
+    train(net, optimizer, ensembler, 8)
+    assert calls == [4, 4, 8]
+    assert ensembler.snapshots.steps == (4, 8, 12)

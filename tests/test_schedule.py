@@ -1,14 +1,17 @@
+import json
 import math
 import random
 from dataclasses import FrozenInstanceError, dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, MultiStepLR
 
 from snapens import CyclicCosine, Schedule, StepDecay
 from snapens.errors import ArgumentError
+from snapens.schedule import description
 
 
 def equation_2(t: int, total: int, cycles: int, peak: float) -> float:
@@ -177,6 +180,14 @@ def test_schedules_are_values():
         schedule.cycles = 4
 
 
+def test_integers_of_numpy_become_ints():
+    schedule = CyclicCosine(np.int64(12), np.int32(3), warmup_steps=np.uint8(0))
+    assert schedule == CyclicCosine(12, 3)
+    assert repr(schedule) == repr(CyclicCosine(12, 3))
+    assert json.dumps(description(schedule)) == json.dumps(description(CyclicCosine(12, 3)))
+    assert StepDecay(np.int64(12), np.int64(3)).snapshot_steps == (4, 8, 12)
+
+
 def test_table_shows_restarts_minima_and_rates():
     *_, last = CyclicCosine(100, 2).table(lr=0.2).splitlines()
     assert last.split() == ["2", "50", "0.2", "99", f"{0.1 * (math.cos(math.pi * 49 / 50) + 1):.4g}"]
@@ -202,15 +213,17 @@ def test_a_schedule_of_your_own_has_a_table_too():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: CyclicCosine(12, 0), "cycles must be an int of at least 1, got 0"),
-        (lambda: CyclicCosine(12, 1.5), "cycles must be an int"),
-        (lambda: CyclicCosine(0, 1), "total_steps must be an int of at least 1, got 0"),
-        (lambda: CyclicCosine(12.0, 3), "total_steps must be an int"),
+        (lambda: CyclicCosine(12, 0), "cycles must be a whole number of at least 1, got 0"),
+        (lambda: CyclicCosine(12, 1.5), "cycles must be a whole number of at least 1, got 1.5"),
+        (lambda: CyclicCosine(0, 1), "total_steps must be a whole number of at least 1, got 0"),
+        (lambda: CyclicCosine(12.0, 3), "total_steps must be a whole number of at least 1, got 12.0"),
+        (lambda: CyclicCosine(12, True), "cycles must be a whole number of at least 1, got True"),
+        (lambda: StepDecay(torch.tensor(1.5)), "total_steps must be a whole number of at least 1, got tensor(1.5"),
         (lambda: CyclicCosine(3, 4), "cycles=4 after warmup_steps=0, got 3: use total_steps=4 or cycles=3"),
         (lambda: CyclicCosine(4, 2, warmup_steps=4), "got 4: use total_steps=6"),
         (lambda: CyclicCosine(5, 2, warmup_steps=4), "got 5: use total_steps=6 or cycles=1"),
         (lambda: CyclicCosine(1000, 10**8), "use total_steps=100000000 or cycles=1000"),
-        (lambda: CyclicCosine(4, 2, warmup_steps=-1), "warmup_steps must be an int of at least 0, got -1"),
+        (lambda: CyclicCosine(4, 2, warmup_steps=-1), "warmup_steps must be a whole number of at least 0, got -1"),
         (lambda: CyclicCosine(4, 2, min_factor=1.0), "min_factor must be at least 0 and less than 1, got 1.0"),
         (lambda: CyclicCosine(4, 2, min_factor=math.nan), "min_factor"),
         (lambda: CyclicCosine(12, 3, first=0.5), "first must be a finite number of at least 1, got 0.5"),

@@ -189,17 +189,25 @@ def test_finite_weights_whose_sum_overflows_are_committed(store):
     assert store.steps == (4,)
 
 
-def test_storing_in_a_type_too_narrow_is_rejected_like_an_infinity():
+def test_storing_in_a_type_too_narrow_is_rejected_with_its_own_remedy():
     store = Snapshots(dtype=torch.float16)
-    with pytest.raises(NonFiniteError):
-        store.commit(4, {"w": torch.tensor([1e6])})
+    wide = {"fine": torch.ones(1), "w": torch.tensor([1e6])}  # the largest float16 is 65504
+    with pytest.raises(
+        NonFiniteError, match=r"torch\.float16, .* at step 4 in w: use Snapshots\(dtype=torch\.bfloat16"
+    ):
+        store.commit(4, wide)
+    with pytest.raises(NonFiniteError, match=r"torch\.float16, .* at step 0 in w: "):
+        store.check(wide)
+    with pytest.raises(NonFiniteError, match="got NaN or infinity at step 4 in v: lower the rate"):
+        store.commit(4, {**wide, "v": torch.tensor([torch.nan])})
+    Snapshots(dtype=torch.bfloat16).commit(4, wide)
     with pytest.raises(ArgumentError, match="dtype must be a floating-point type"):
         Snapshots(dtype=torch.int8)
 
 
 def test_of_many_tensors_that_are_not_finite_five_are_named():
     bad = {f"w{k}": torch.tensor([float("nan")]) for k in range(7)}
-    with pytest.raises(NonFiniteError, match="at step 4 in w0, w1, w2, w3, w4 and 2 more: lower the rate"):
+    with pytest.raises(NonFiniteError, match="at step 4 in w0, w1, w2, w3, w4, and 2 more: lower the rate"):
         Snapshots().commit(4, bad)
     with pytest.raises(NonFiniteError, match="in w0, w1, w2, w3, w4: lower the rate"):
         Snapshots().commit(4, {name: bad[name] for name in list(bad)[:5]})

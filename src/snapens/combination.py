@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-from .errors import ArgumentError, StoreError, shortened
+from .errors import ArgumentError, StoreError, shortened, whole_number
 from .storage import durable, manifest, sealed
 
 Member = tuple[str, int]
@@ -41,11 +41,13 @@ class Combination:
         object.__setattr__(self, "members", tuple((str(run), int(step)) for run, step in self.members))
         object.__setattr__(self, "weights", tuple(map(float, self.weights)))
         count = len(self.members)
-        if (self.newest is None) is (not self.members) or (self.newest is not None and self.newest < 1):
+        if (self.newest is None) is (not self.members):
             raise ArgumentError(
-                f"members must have at least one (run, step), or newest must be at least 1 instead, "
+                f"members must have at least one (run, step), or newest must be given instead, "
                 f"got members={self.members} and newest={self.newest}"
             )
+        if self.newest is not None:
+            object.__setattr__(self, "newest", whole_number("newest", self.newest, 1))
         if len(set(self.members)) != count:
             raise ArgumentError(f"members must be distinct, got {self.members}: use weights")
         if any(not run or step < 1 for run, step in self.members):
@@ -70,9 +72,7 @@ class Combination:
     @classmethod
     def last(cls, m: int) -> "Combination":
         """The last m members of each run, with equal weights."""
-        if not isinstance(m, int) or m < 1:
-            raise ArgumentError(f"last must be a whole number of at least 1, got {m!r}")
-        return cls(newest=m)
+        return cls(newest=whole_number("last", m, 1))
 
     def among(self, existing: Sequence[Member]) -> "Combination":
         """The same combination of members that exist, listed explicitly and without those of weight 0.

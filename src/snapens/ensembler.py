@@ -3,7 +3,7 @@
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from .combination import Combination
 from .ensemble import Ensemble
-from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
-from .kept import Keep, kept, kept_by_all
+from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError, shortened
+from .kept import Keep, kept, kept_by_all, reject_wrapper
 from .ranks import Ranks
 from .rates import Rates
 from .schedule import Schedule, check_order, description, differences, missing_cycles
-from .snapshots import Snapshots, check_finite
+from .snapshots import Snapshots
 from .weights import reject_fsdp1, tensors
 
 log = logging.getLogger("snapens")
@@ -86,6 +86,8 @@ class SnapshotEnsembler:
         for name, value, kind in (("model", model, nn.Module), ("schedule", schedule, Schedule)):
             if not isinstance(value, kind):
                 raise ArgumentError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
+        if not hasattr(optimizer, "param_groups"):
+            raise ArgumentError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}: pass it")
         if on_nonfinite not in ("raise", "skip"):
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         reject_fsdp1(model)
@@ -98,14 +100,16 @@ class SnapshotEnsembler:
         self._on_restart, self._skip = on_restart, on_nonfinite == "skip"
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._progress = _Progress()
+        reject_wrapper(model, self.keep)
         live = kept_by_all(model, self.keep, self.ranks)
-        self.ranks.together(lambda: check_finite(live, step=0))  # now, not only at the end of the first cycle
+        self.ranks.together(lambda: self.snapshots.check(live))  # now, not only at the end of the first cycle
         self._rates = Rates(optimizer, schedule) if drive_lr else None
         self._on_rank_0(lambda: self.snapshots.open_to_write(resume))
         self._unloaded = self._progress.closed = bool(self._identity["snapshots"])
         self._set_rates()
         log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
         if self.ranks.rank == 0:
+            _warn_of_untrained(model, optimizer, live)
             place = "memory" if self.snapshots.path is None else str(self.snapshots.path)
             weakref.finalize(self, _warn_of_early_end, self._progress, schedule, place, os.getpid())
 
@@ -121,7 +125,8 @@ class SnapshotEnsembler:
     def step(self) -> int | None:
         """Count a step and set the next rate; at a minimum, commit a snapshot first and return its step.
 
-        A call that fails to commit does not count and can be repeated.
+        A call that fails to commit does not count and can be repeated. An error of `on_restart` is different: the step
+        is already counted and its snapshot stored, so call that function again, not `step()`.
         """
         if self._unloaded:
             raise MismatchError(
@@ -155,8 +160,9 @@ class SnapshotEnsembler:
                 "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has: pass a path"
             )
         known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
-        if known and "combination" not in options:  # equal on all ranks, even if the folder already has a later one
-            options["combination"] = Combination.last(options.pop("last", len(known))).among(known)
+        if known and options.get("combination") is None:  # equal on all ranks, even if the folder has a later one
+            last = options.pop("last", None)
+            options["combination"] = Combination.last(len(known) if last is None else last).among(known)
         whole = self.keep if isinstance(self.keep, nn.Module) else None
         model = next(one for one in (model, whole, self.model) if one is not None)
         return Ensemble(self.snapshots, model, **{"strict": whole is not None, **options})
@@ -253,6 +259,8 @@ class SnapshotEnsembler:
                 raise
             log.warning("no snapshot is stored at step %d: %s", step, error)
             return False
+        if self.ranks.rank == 0:
+            _warn_of_repeated(self.snapshots)
         return True
 
     def _set_rates(self) -> None:
@@ -290,6 +298,28 @@ def _warn_of_early_end(progress: _Progress, schedule: Schedule, place: str, proc
             progress.completed,
             schedule.total_steps,
             missing,
+        )
+
+
+def _warn_of_untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    live = {name: tensor for name, tensor in tensors(model).items() if name in stored}
+    if left := [name for name, tensor in live.items() if tensor.requires_grad and id(tensor) not in held]:
+        log.warning(
+            "the optimizer does not hold %s: they keep their weights, or another optimizer trains them without this "
+            "schedule. Build the optimizer from model.parameters(), or freeze them with requires_grad_(False)",
+            shortened(left, 3),
+        )
+
+
+def _warn_of_repeated(snapshots: Snapshots) -> None:
+    *_, before, last = (0, *snapshots.steps)
+    if before and snapshots.entries(before) == snapshots.entries(last):  # equal entries have equal content
+        log.warning(
+            "the snapshot of step %d is equal to that of step %d: check that the optimizer trains the model and, if "
+            "keep is an average, that it is updated before step()",
+            last,
+            before,
         )
 
 

@@ -1,6 +1,9 @@
 """The errors of snapens. Each message names the argument, the rule, the value and the remedy."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from operator import index
+from typing import Any
 
 
 class SnapensError(Exception):
@@ -61,6 +64,14 @@ class MissingDataError(DataError):
     def __init__(self, message: str, source: str | None = None) -> None:
         super().__init__(message)
         self.source = source
+
+
+def whole_number(argument: str, value: Any, least: int) -> int:
+    """An argument as an int; a float or a bool is rejected, and an integer of NumPy is accepted."""
+    with suppress(TypeError):
+        if not isinstance(value, bool) and (number := index(value)) >= least:
+            return number
+    raise ArgumentError(f"{argument} must be a whole number of at least {least}, got {value!r}")
 
 
 def shortened(items: Sequence[str], limit: int = 10, separator: str = ", ") -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from .errors import ArgumentError, shortened
 from .ranks import Ranks
 from .shards import is_sharded
-from .weights import tensors
+from .weights import reject_extra_state, tensors
 
 Keep = nn.Module | Callable[[], Mapping[str, Tensor]]
 """The module to store, or a function that returns the tensors to store by their names in the trained model."""
@@ -16,6 +16,7 @@ Keep = nn.Module | Callable[[], Mapping[str, Tensor]]
 def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
     """The live tensors that a snapshot stores, by their names in the model."""
     if isinstance(keep, nn.Module):
+        reject_extra_state(keep)
         return tensors(keep)
     known, found = tensors(model), keep()  # in this order: state_dict() makes FSDP2 shard parameters again
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
@@ -28,6 +29,18 @@ def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
     firsts: dict[int, Tensor] = {}  # tensors that are tied in the model are stored once, under all of their names
     stored = {name: firsts.setdefault(id(known[name]), value) for name, value in found.items()}
     return stored | {name: firsts[id(live)] for name, live in known.items() if id(live) in firsts}
+
+
+def reject_wrapper(model: nn.Module, keep: Keep) -> None:
+    """Reject a module that only contains the module to store, such as timm's `ModelEmaV2`: its names differ."""
+    if isinstance(keep, nn.Module):
+        names, found = list(tensors(model)), list(tensors(keep))
+        prefix = found[0].removesuffix(names[0]) if found else ""
+        if prefix.endswith(".") and found == [prefix + name for name in names]:
+            raise ArgumentError(
+                f"keep must have the tensors of the model under their names in the model, got {found[0]!r} instead of "
+                f"{names[0]!r}: pass the averaged model itself: keep=wrapper.{prefix.removesuffix('.')}"
+            )
 
 
 def kept_by_all(model: nn.Module, keep: Keep, ranks: Ranks) -> dict[str, Tensor]:

@@ -72,9 +72,9 @@ class Rates:
 
 
 def _peak(group: dict[str, Any]) -> float:
-    peak = float(group.get("initial_lr", group["lr"]))
-    if not 0 <= peak < math.inf:
+    peak = group.get("initial_lr", group.get("lr"))
+    if peak is None or not 0 <= peak < math.inf:
         raise ArgumentError(
             f"lr must be a finite number of at least 0 in every group, got {peak}: set it, or pass drive_lr=False"
         )
-    return peak
+    return float(peak)

@@ -1,6 +1,6 @@
 """Replicas: copies of a model that hold the members of an ensemble."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 
 import torch
@@ -11,7 +11,7 @@ from .errors import ArgumentError, MismatchError, shortened
 from .shards import is_sharded
 from .snapshots import Entry, Snapshots
 from .storage.memory import Held
-from .weights import tensors, unwrap
+from .weights import check_real, reject_extra_state, tensors, unwrap
 
 
 class Replicas(nn.ModuleList):
@@ -25,7 +25,7 @@ class Replicas(nn.ModuleList):
     def __init__(
         self, model: nn.Module, device: torch.device | str | None, resident: bool, strict: bool = True
     ) -> None:
-        super().__init__([_copied(model, device)])
+        super().__init__([copied(model, device, strict).requires_grad_(False)])
         self._resident, self._strict = resident, strict
         self._base: Mapping[str, Entry] | None = None  # the tensors of the model that members lack
         self._entries: dict[Member, Mapping[str, Entry]] = {}  # of each member that was added
@@ -96,12 +96,15 @@ def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.M
 
 
 @torch.inference_mode(False)
-def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
+def copied(model: nn.Module, device: torch.device | str | None = None, strict: bool = True) -> nn.Module:
+    """A copy of the unwrapped model in evaluation mode, which uses none of the model's tensors."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
-    if virtual := [name for name, tensor in tensors(model).items() if tensor.is_meta]:
-        raise ArgumentError(f"model must have real tensors, got {virtual[0]!r} on the meta device: build it on the CPU")
-    if parts := [name for name, tensor in tensors(model).items() if is_sharded(tensor)]:
+    if strict:
+        reject_extra_state(model)
+    live = tensors(model)
+    check_real(live)
+    if parts := [name for name, tensor in live.items() if is_sharded(tensor)]:
         raise ArgumentError(
             f"model must not be sharded to be copied for the members, got the shard {parts[0]!r}: "
             "pass a plain instance, such as ensembler.ensemble(model=Net())"
@@ -110,19 +113,39 @@ def _copied(model: nn.Module, device: torch.device | str | None) -> nn.Module:
         copy = deepcopy(unwrap(model))
     except Exception as error:
         raise ArgumentError(f"model must support copy.deepcopy, got {error}: pass another instance") from error
-    return copy.to(device).eval().requires_grad_(False)
+    if shared := list(_live_methods(unwrap(model), copy)):
+        raise ArgumentError(
+            f"model must have only methods that a copy can use with its own weights, got {shared[0]!r}, which was "
+            "compiled or replaced in place: use model.compile(), or pass another instance of the architecture"
+        )
+    return copy.to(device).eval()
+
+
+def _live_methods(model: nn.Module, copy: nn.Module) -> Iterator[str]:
+    """The methods in a copy that call the model: `deepcopy` copies bound methods, but not functions around them."""
+    for (path, one), other in zip(model.named_modules(), copy.modules(), strict=False):
+        for name, value in vars(one).items():
+            compiled = getattr(value, "_torchdynamo_orig_callable", None)
+            calls_a_module = name == "forward" or isinstance(getattr(compiled, "__self__", None), nn.Module)
+            if calls_a_module and vars(other).get(name) is value:
+                yield f"{path}.{name}".lstrip(".")
+
+
+def misfits(stored: Mapping[str, Entry | Tensor], live: Mapping[str, Tensor]) -> list[str]:
+    """How the names and the shapes of stored tensors differ from those of a model."""
+    wrong = [f"missing {name}" for name in live.keys() - stored.keys()]
+    wrong += [f"extra {name}" for name in stored.keys() - live.keys()]
+    shapes = {name: (tuple(stored[name].shape), tuple(live[name].shape)) for name in live.keys() & stored.keys()}
+    return wrong + [f"{name} has shape {a}, the model's is {b}" for name, (a, b) in shapes.items() if a != b]
 
 
 def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor]) -> None:
     """Require that a snapshot has exactly the tensors of the model, with the same shapes."""
-    wrong = [f"missing {name}" for name in live.keys() - entries.keys()]
-    wrong += [f"extra {name}" for name in entries.keys() - live.keys()]
+    wrong = misfits(entries, live)
     firsts: dict[int, str] = {}
     for name in sorted(live.keys() & entries.keys()):
         stored, wanted, tied = entries[name], live[name], firsts.setdefault(id(live[name]), name)
-        if stored.shape != tuple(wanted.shape):
-            wrong.append(f"{name} has shape {stored.shape}, the model's is {tuple(wanted.shape)}")
-        elif stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
+        if stored.dtype != wanted.dtype and not (stored.dtype.is_floating_point and wanted.dtype.is_floating_point):
             wrong.append(f"{name} has dtype {stored.dtype}, the model's is {wanted.dtype}")
         elif entries[tied] != stored:
             wrong.append(f"{name} is tied to {tied} in the model only")

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from .errors import ArgumentError
+from .errors import ArgumentError, whole_number
 
 
 class Schedule(ABC):
@@ -79,6 +79,7 @@ class CyclicCosine(Schedule):
 
     def __post_init__(self) -> None:
         _require(1 <= self.first < math.inf, "first", "be a finite number of at least 1", self.first)
+        _make_whole(self, total_steps=1, cycles=1, warmup_steps=0)
         steps = _cycle_ends(self.total_steps, "cycles", self.cycles, self.warmup_steps, self.first)
         _require(0 <= self.min_factor < 1, "min_factor", "be at least 0 and less than 1", self.min_factor)
         rule = f"be more than min_factor={self.min_factor} and at most 1"
@@ -136,6 +137,7 @@ class StepDecay(Schedule):
     snapshot_steps: tuple[int, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        _make_whole(self, total_steps=1, snapshots=1, warmup_steps=0)
         steps = _cycle_ends(self.total_steps, "snapshots", self.snapshots, self.warmup_steps)
         _require(0 < self.gamma <= 1, "gamma", "be more than 0 and at most 1", self.gamma)
         object.__setattr__(self, "milestones", tuple(self.milestones))
@@ -198,14 +200,14 @@ def differences(schedule: Schedule, saved: Any) -> dict[str, tuple[Any, Any]]:
     return {name: values for name, values in both.items() if values[0] != values[1]}
 
 
+def _make_whole(schedule: Schedule, **least: int) -> None:
+    """Convert fields of a frozen schedule to ints of at least the given values."""
+    for name, value in least.items():
+        object.__setattr__(schedule, name, whole_number(name, getattr(schedule, name), value))
+
+
 def _cycle_ends(total_steps: int, name: str, count: int, warmup_steps: int, first: float = 1) -> tuple[int, ...]:
     """The completed steps at the end of each of `count` cycles after the warm-up, the first `first` times as long."""
-    for argument, value, least in (
-        ("total_steps", total_steps, 1),
-        (name, count, 1),
-        ("warmup_steps", warmup_steps, 0),
-    ):
-        _require(isinstance(value, int) and value >= least, argument, f"be an int of at least {least}", value)
     steps = total_steps - warmup_steps
     if steps < count:
         remedy = f" or {name}={steps}" if steps > 0 else ""

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from .combination import Member
-from .errors import ArgumentError, NonFiniteError
+from .errors import ArgumentError, NonFiniteError, shortened
 from .shards import gathered, local
+from .storage import tensorfile
 from .storage.folder import Folder
 from .storage.memory import Memory
 from .storage.store import Entry as Entry
 from .storage.store import Store
 from .storage.tensorfile import Spec, in_file_order
+from .weights import check_real
 
 
 class Snapshots:
@@ -39,6 +41,8 @@ class Snapshots:
     def __init__(self, path: str | PathLike[str] | None = None, *, dtype: torch.dtype | None = None) -> None:
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be a floating-point type such as torch.bfloat16, got {dtype}")
+        if path is not None and not isinstance(path, (str, PathLike)):
+            raise ArgumentError(f"path must be the path of a folder, or None for memory, got {path!r}: pass a string")
         if path is not None and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]", fspath(path)):  # C:/ is not a URL
             raise ArgumentError(f"path must be a local folder, got the URL {fspath(path)!r}: choose a local folder")
         self.path = None if path is None else Path(path).absolute()  # a later chdir must not change it
@@ -86,6 +90,18 @@ class Snapshots:
         """The name that the snapshot of a step will have if it is committed next; outputs are written first."""
         return self._store.reserve(step)
 
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Reject tensors that can never be committed; of sharded tensors, this rank checks its own part."""
+        check_real(tensors)
+        bad = {}
+        for name, tensor in tensors.items():
+            dtype, part = self._stored_dtype(tensor), local(tensor).detach()
+            if self.path is not None:
+                tensorfile.check(name, dtype)
+            if not _finite(part.to(dtype)):
+                bad[name] = _finite(part)
+        self._reject_nonfinite(bad, step=0)
+
     def commit(self, step: int, tensors: Mapping[str, Tensor], *, partial: bool = False, write: bool = True) -> None:
         """Store a snapshot completely or not at all; if `partial`, it holds only some of a model's tensors.
 
@@ -132,37 +148,36 @@ class Snapshots:
     ) -> Iterator[tuple[str, Tensor | Entry]]:
         """The tensors one at a time: a tensor to store, or the entry of the last snapshot that already holds it."""
         before = self._store.entries(last) if last else {}
-        bad = []
+        bad = {}  # the tensors that are not finite -> whether they are before they are converted
         for name, live in visits:
             tensor = live.resolve_conj().resolve_neg()
             # a copy, so that what is checked is what is written even if another thread changes the weights
             tensor = tensor.to("cpu", self._stored_dtype(live), copy=True, memory_format=torch.contiguous_format)
-            del live  # a gathered tensor is not kept while the next is gathered
             if not _finite(tensor):
-                bad.append(name)
+                bad[name] = tensor.dtype != live.dtype and _finite(live)
+            del live  # a gathered tensor is not kept while the next is gathered
             if not bad:  # otherwise only the names of the other bad tensors are needed
                 yield name, before[name] if name in before and before[name].holds(tensor) else tensor
             del tensor
-        _reject_nonfinite(bad, step)
+        self._reject_nonfinite(bad, step)
+
+    def _reject_nonfinite(self, bad: Mapping[str, bool], step: int) -> None:
+        if diverged := [name for name, was_finite in bad.items() if not was_finite]:
+            raise NonFiniteError(
+                f"weights must be finite to be stored, got NaN or infinity at step {step} in {shortened(diverged, 5)}: "
+                "lower the rate or clip the gradient; register a buffer that is not finite by design with "
+                "persistent=False"
+            )
+        if bad:
+            raise NonFiniteError(
+                f"weights must be in the range of {self.dtype}, the dtype of the snapshots, got larger ones at step "
+                f"{step} in {shortened([*bad], 5)}: use Snapshots(dtype=torch.bfloat16), or dtype=None"
+            )
 
     def _stored_dtype(self, tensor: Tensor) -> torch.dtype:
         if self.dtype is None or not tensor.is_floating_point() or tensor.itemsize <= self.dtype.itemsize:
             return tensor.dtype
         return self.dtype
-
-
-def check_finite(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Reject weights that contain a NaN or an infinity; of sharded tensors, this rank checks its own part."""
-    _reject_nonfinite([name for name, tensor in tensors.items() if not _finite(local(tensor))], step)
-
-
-def _reject_nonfinite(bad: list[str], step: int) -> None:
-    if bad:
-        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise NonFiniteError(
-            f"weights must be finite to be stored, got NaN or infinity at step {step} in {shown}: "
-            "lower the rate or clip the gradient; register a buffer that is not finite by design with persistent=False"
-        )
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:

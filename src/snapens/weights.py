@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from .errors import ArgumentError
@@ -29,18 +30,32 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
 def tensors(module: nn.Module) -> dict[str, Tensor]:
     """Name -> live parameter or buffer of the unwrapped module; names do not mention compiled children."""
     module = unwrap(module)
-    state = module.state_dict(keep_vars=True)
-    live = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    if foreign := [name for name, value in state.items() if id(value) not in live]:
-        raise ArgumentError(
-            f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, "
-            "which extra state or a hook added: register it as a buffer"
-        )
+    state, _ = _state(module)
     for name, child in reversed(list(module.named_modules(remove_duplicate=False))):  # a child before its parent
         if attribute := _inside(child):
             inner = f"{name}.{attribute}."
             state = {key.replace(inner, f"{name}.", 1) if key.startswith(inner) else key: state[key] for key in state}
     return state
+
+
+def reject_extra_state(module: nn.Module) -> None:
+    """Reject a module with more in its state_dict than `tensors`, which would be missing in a snapshot of it all."""
+    if foreign := _state(unwrap(module))[1]:
+        raise ArgumentError(
+            f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, which extra state or "
+            "a hook added: register it as a buffer, or pass keep=, a function that returns the trained tensors only"
+        )
+
+
+def check_real(named: Mapping[str, Tensor]) -> None:
+    """Reject tensors without values: on the meta device, or of a lazy module before its first batch."""
+    for name, tensor in named.items():
+        if is_lazy(tensor):
+            raise ArgumentError(
+                f"model must have real tensors, got {name!r} of a lazy module: call the model with one batch first"
+            )
+        if tensor.is_meta:
+            raise ArgumentError(f"model must have real tensors, got {name!r} on the meta device: build it on the CPU")
 
 
 def set_tensors(module: nn.Module, values: Mapping[str, Tensor]) -> None:
@@ -58,6 +73,14 @@ def reject_fsdp1(module: nn.Module) -> None:
             "model must not be wrapped by FullyShardedDataParallel (FSDP1), got one that is: "
             "use torch.distributed.fsdp.fully_shard (FSDP2)"
         )
+
+
+def _state(module: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
+    """The parameters and buffers in the state_dict of a module, and the names of its other entries."""
+    state = module.state_dict(keep_vars=True)  # first: it makes FSDP2 replace the parameters by their shards
+    live = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    own = {name: value for name, value in state.items() if id(value) in live}
+    return own, [name for name in state if name not in own]
 
 
 def _inside(module: nn.Module) -> str | None:

@@ -175,7 +175,7 @@ class Pair(nn.Module):
             "held_out must have one label per output, got labels of shape (3,) for (4,)",
         ),
         (lambda: of(STATES, held_out=[torch.eye(4)]).error(0), ArgumentError, "batch must contain labels"),
-        (lambda: of([state(1, 2)]).error(0), MismatchError, "weight has shape (2, 2) instead of (2, 4)"),
+        (lambda: of([state(1, 2)]).error(0), MismatchError, "weight has shape (2, 2), the model's is (2, 4)"),
         (lambda: of(STATES, model=Pair()).error(0), ArgumentError, "model must return one tensor of scores for a soup"),
         (
             lambda: of([nn.BatchNorm1d(4).state_dict()] * 2, model=nn.BatchNorm1d(4)).error(0, 1),

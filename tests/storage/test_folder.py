@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -14,6 +15,7 @@ from states import equal, files, state
 
 from snapens import Snapshots
 from snapens.errors import DamagedError, StoreError
+from snapens.outputs import Outputs
 from snapens.storage import durable
 from snapens.weights import tensors
 
@@ -202,3 +204,22 @@ def test_going_back_replaces_later_snapshots_and_the_next_commit_removes_their_f
     assert folder.steps == Snapshots(folder.path).steps == (4, 8)
     assert equal(Snapshots(folder.path).load(8), state(80))
     assert len(files(folder)) == 2
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_run_folder_that_was_moved_is_reported_and_not_created_again(folder, emptied):
+    folder.commit(4, state(1))
+    moved = folder.path.rename(folder.path.with_name("moved"))
+    if emptied:
+        folder.path.mkdir()
+    with pytest.raises(StoreError, match=r"manifest\.json is missing: move the folder back and try again"):
+        folder.commit(8, state(2))
+    outputs = Outputs(folder.members, np.zeros((1, 1, 1), np.float16), np.zeros(1, np.int64))
+    with pytest.raises(StoreError, match=r"store must be a folder that holds manifest\.json, got "):
+        outputs.save(folder.path, "test")
+    assert folder.path.exists() == emptied
+    if emptied:
+        folder.path.rmdir()  # nothing was written into it
+    moved.rename(folder.path)
+    folder.commit(8, state(2))
+    assert equal(Snapshots(folder.path).load(8), state(2))

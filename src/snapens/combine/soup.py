@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ..batches import arguments, first, scores, second
 from ..batchnorm import estimated_statistics, norms
 from ..errors import ArgumentError, BarrierError, MismatchError, shortened
+from ..replicas import copied, misfits
 from ..snapshots import Snapshots
-from ..weights import set_tensors, tensors, unwrap
+from ..weights import set_tensors, tensors
 
 State = Mapping[str, Tensor]
 TOLERANCE = 0.01
@@ -73,7 +74,7 @@ class Soups:
         if not self.members:
             raise ArgumentError("snapshots must contain at least one snapshot or state dict, got none")
         self._load = snapshots.load if isinstance(snapshots, Snapshots) else snapshots.__getitem__
-        self._model = deepcopy(unwrap(model)).eval()
+        self._model = copied(model)
         self._training, self._held_out, self._inputs, self._targets = training, held_out, inputs, targets
         self._errors: dict[tuple[int, ...], float] = {}
 
@@ -187,14 +188,7 @@ def average(states: Iterable[State]) -> dict[str, Tensor]:
 
 
 def _check_fit(state: State, live: State) -> None:
-    wrong = [f"missing {name}" for name in live.keys() - state.keys()]
-    wrong += [f"extra {name}" for name in state.keys() - live.keys()]
-    wrong += [
-        f"{name} has shape {tuple(state[name].shape)} instead of {tuple(live[name].shape)}"
-        for name in live.keys() & state.keys()
-        if state[name].shape != live[name].shape
-    ]
-    if wrong:
+    if wrong := misfits(state, live):
         raise MismatchError(
             f"snapshots must have the tensors of the model, got {shortened(sorted(wrong), separator='; ')}: "
             "average snapshots of one architecture"

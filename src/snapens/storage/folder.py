@@ -102,8 +102,9 @@ class Folder:
             possible += [(name, (file, first)), (name, places.get(first, (file, first)))]
         items = _items(file, places, tensors, tied)
         with durable.writing(f"the snapshot of step {step} in {self.path}"):
+            listed = self._generations.listed()  # first: a run folder that was moved must not be created again
             durable.make_subfolder(self._files)  # rejects a link that has replaced the folder
-            self._generations.sweep(self._generations.listed())  # files of a failed commit may fill the disk
+            self._generations.sweep(listed)  # files of a failed commit may fill the disk
             digest = tensorfile.stream(self._files / file, specs, items, About(run, "snapshot", step), possible)
             self._known[file] = tensorfile.header(self._files / file)
             committed = Manifest((*base.value.snapshots, Record(file, digest, step, partial)))

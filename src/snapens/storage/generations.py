@@ -49,6 +49,11 @@ class Generations:
 
     def listed(self) -> frozenset[str]:
         """The files that the JSON file lists; the lock and the file must still be those of this writer."""
+        if b"" not in self._on_disk and not durable.exists(self.path):  # first: the lock would create its file
+            raise StoreError(
+                f"store must remain where it is during a run, but {self.path} is missing: move the folder back and try "
+                "again, or begin a new run in another folder"
+            )
         if self._lock is not None:
             self._lock.ensure()  # the process may have dropped it
         found = durable.find(self.path) or b""

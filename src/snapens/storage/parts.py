@@ -68,8 +68,8 @@ class PartFolder:
 
     @property
     def version(self) -> tuple[bytes, bytes]:
-        """What the JSON files hold now; another version means that a writer replaced files."""
-        return durable.contents(self.folder / "manifest.json"), durable.find(self.path) or b""
+        """What was read from the JSON files; another version on disk means that a writer replaced files."""
+        return self._manifest.content, self._content or b""
 
     def labels(self) -> Stored:
         """The stored labels."""
@@ -118,10 +118,14 @@ class PartFolder:
         files.commit(sealed.encode("outputs", self.run, content), {held.file, *(record.file for record in records)})
 
     @cached_property
+    def _content(self) -> bytes | None:
+        return durable.find(self.path)
+
+    @cached_property
     def _index(self) -> Index | None:
-        if (content := durable.find(self.path)) is None:
+        if self._content is None:
             return None
-        return sealed.decode(self.path, content, "outputs", Index, run=self._manifest.run).value
+        return sealed.decode(self.path, self._content, "outputs", Index, run=self._manifest.run).value
 
     @cached_property
     def _format_1(self) -> dict[str, Stored]:
@@ -161,7 +165,6 @@ def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[
     """The (run, step) of all members, their log-probabilities (members, examples, classes), and the labels."""
     while True:
         files = PartFolder(folder, part)
-        version = files.version
         try:
             if not files.exists:
                 raise _no_outputs(folder, part)
@@ -173,7 +176,7 @@ def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[
                 stored.read_into(row.data.cast("B"))
             return tuple((files.run, step) for step in files.snapshots), found, files.labels().read().numpy()
         except DamagedError:
-            if files.version == version:
+            if PartFolder(folder, part).version == files.version:
                 raise  # otherwise a writer replaced the files in the meantime: read them again
 
 
@@ -190,6 +193,7 @@ def _no_outputs(folder: Path, part: str) -> StoreError:
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
     """Write members of a part; only one writer at a time does so, and others wait for it."""
     with durable.writing(f"the outputs of the part {part!r} in {folder}"):
+        manifest.read(folder)  # a run folder that does not exist must not be created
         durable.make_subfolder(folder / "outputs")
         lock = _lock(folder / "outputs" / "writer.lock")
         try:

@@ -184,13 +184,18 @@ def _room(specs: Mapping[str, Spec], metadata: Mapping[str, str], places: Iterab
     return room + -room % 8
 
 
-def _described(name: str, spec: Spec, begin: int, end: int) -> dict[str, Any]:
+def check(name: str, dtype: torch.dtype) -> None:
+    """Reject a tensor that the format cannot contain."""
     if name == "__metadata__":
         raise ArgumentError("a stored tensor must not be named '__metadata__', which the format reserves: rename it")
-    if spec.dtype not in _CODES:
+    if dtype not in _CODES:
         raise ArgumentError(
-            f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {spec.dtype} for {name!r}"
+            f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {dtype} for {name!r}"
         )
+
+
+def _described(name: str, spec: Spec, begin: int, end: int) -> dict[str, Any]:
+    check(name, spec.dtype)
     return {"dtype": _CODES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
 
 
