@@ -17,20 +17,28 @@ from torch.utils.data import (
 from .errors import ArgumentError
 
 
-def check_order(loader: Iterable[Any]) -> None:
-    """Reject a loader that cannot be repeated in the same order, because each member reads all batches again."""
-    of_examples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
-    if of_examples or isinstance(loader, (Iterator, Tensor)):
+def check_batches(loader: Iterable[Any]) -> None:
+    """Reject a data set or a tensor, which would be read as batches of one example each."""
+    if isinstance(loader, Tensor) or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
         raise ArgumentError(
-            f"loader must be an iterable of batches that can be read once per member, got {_kind(loader)}: "
+            f"loader must be an iterable of batches, got {_kind(loader)}: "
             "pass a DataLoader or a list, [x] for one batch"
+        )
+
+
+def check_order(loader: Iterable[Any]) -> None:
+    """Reject a loader that cannot be repeated in the same order, for streamed members: each reads all batches again."""
+    if isinstance(loader, Iterator):
+        raise ArgumentError(
+            f"loader must be readable once per member if members are streamed, got {_kind(loader)}: "
+            "pass a DataLoader or a list, or use resident=True"
         )
     if isinstance(loader, DataLoader):
         for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
             if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
                 raise ArgumentError(
-                    f"loader must yield its batches in the same order for every member, got a {_kind(sampler)}: "
-                    "use shuffle=False"
+                    "loader must yield its batches in the same order for every member if members are streamed, "
+                    f"got a {_kind(sampler)}: use shuffle=False or resident=True"
                 )
 
 
@@ -71,6 +79,12 @@ def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if _is_tuple(inputs) else (inputs,)), {}
+
+
+def versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """How often each tensor among the arguments was changed in place; tensors of inference mode do not count it."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return [tensor._version for tensor in given if not tensor.is_inference()]
 
 
 def scores(output: Any) -> Any:

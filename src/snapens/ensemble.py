@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import arguments, check_order, count, each, first, joined, scores, second
+from .batches import arguments, check_batches, check_order, count, each, first, joined, scores, second, versions
 from .combination import Combination, Member
 from .errors import ArgumentError
 from .outputs import Outputs
@@ -19,6 +19,7 @@ from .replicas import Replicas
 from .snapshots import Snapshots
 
 Progress = Callable[[int, int | None], object]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Ensemble(nn.Module):
@@ -28,10 +29,10 @@ class Ensemble(nn.Module):
     copied and never changed. `activation` ("softmax", None, or any callable of a tensor) turns scores into
     probabilities along `dim`, which are averaged in float32 or wider. `combination` selects members, their weights,
     a temperature and a threshold for early exit; `last=m` is short for `Combination.last(m)`. The default is all
-    snapshots that exist now, with equal weights. `preprocess` is a module that is applied to the arguments first, once
-    per batch for all members, and returns the input of the model. `output="log_probabilities"` returns the logarithm
-    of the mean, for `cross_entropy` and for frameworks that apply softmax themselves. `strict=False` accepts snapshots
-    of some of the model's tensors, such as adapters; the others are those of `model`.
+    snapshots that exist now, with equal weights. `preprocess` is a module that is applied to the arguments first and
+    returns the input of the model; resident members share its result. `output="log_probabilities"` returns the
+    logarithm of the mean, for `cross_entropy` and for frameworks that apply softmax themselves. `strict=False` accepts
+    snapshots of some of the model's tensors, such as adapters; the others are those of `model`.
 
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
     to an input that requires them. Otherwise members are streamed through one replica, which needs the
@@ -153,26 +154,29 @@ class Ensemble(nn.Module):
     def predict(
         self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
     ) -> Any:
-        """The prediction for all batches of a loader, joined on the CPU; each member is loaded once.
+        """The prediction for all batches of a loader, joined on the CPU in the order of the loader.
 
         A batch that is a tensor is the argument of the model, and a mapping is its keyword arguments. The first
         element of a tuple, named tuple or list is the input. `inputs` selects another input from a batch; if it
-        is a plain or named tuple, it is several arguments. The loader is read once per member and must keep its
-        order. With an `exit_threshold`, each member is evaluated only for the examples that are still undecided.
-        `progress` is called after every batch with the number of batches read and the total number
-        of batches (None if unknown).
+        is a plain or named tuple, it is several arguments. With an `exit_threshold`, each member is evaluated only
+        for the examples that are still undecided.
+
+        Resident members read the loader once, all members batch by batch. Streamed members are loaded once each, and
+        each reads the whole loader, which must keep its order. `progress` is called after every batch that is read,
+        with the number of batches read so far and in total (None if unknown): a loader of 10 batches has a total
+        of 10 for resident members, and of 30 for three streamed members.
         """
         pools: list[Pool] = []
 
-        def add(member: Member, share: float, k: int, batch: Any) -> Any:
+        def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
             if k == len(pools):
                 pools.append(Pool(self.combination.exit_threshold))
-            if (undecided := pools[k].undecided(self._arguments(inputs(batch)))) is None:
+            if (undecided := pools[k].undecided(given)) is None:
                 return k
             shape = pools[k].add(each(Tensor.cpu, self._output(member, *undecided)), share)
             return shape if self.combination.exit_threshold is None else k
 
-        self._visit(loader, add, progress)
+        self._visit(loader, inputs, add, progress)
         return each(self._finished, joined([pool.mean for pool in pools]))
 
     def outputs(
@@ -191,15 +195,15 @@ class Ensemble(nn.Module):
         rows: dict[Member, list[Tensor]] = {}
         labels: list[Tensor] = []
 
-        def add(member: Member, share: float, k: int, batch: Any) -> Any:
-            args, kwargs = self._arguments(inputs(batch))
+        def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
+            args, kwargs = given
             found = self._log_probabilities(scores(self._replicas.holding(member)(*args, **kwargs)))
             if len(rows.setdefault(member, [])) == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
             rows[member].append(found)
             return found.shape
 
-        self._visit(loader, add, progress)
+        self._visit(loader, inputs, add, progress)
         found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
         given = torch.cat(labels)
         if not torch.equal(given.long().to(given.dtype), given):
@@ -223,19 +227,34 @@ class Ensemble(nn.Module):
         return f"Ensemble(steps={self.steps}, resident={self.resident})"
 
     def _visit(
-        self, loader: Iterable[Any], visit: Callable[[Member, float, int, Any], Any], progress: Progress | None
+        self,
+        loader: Iterable[Any],
+        inputs: Callable[[Any], Any],
+        visit: Callable[[Member, float, int, Arguments, Any], Any],
+        progress: Progress | None,
     ) -> None:
-        """Call `visit` for each member, newest first, and each batch; it returns what must be equal for all members."""
-        check_order(loader)
+        """Call `visit` for each batch and each member, newest first; it returns what must be equal in every pass."""
+        check_batches(loader)
+        passes = [self._newest_first()]
+        if not self.resident:
+            check_order(loader)
+            passes = [[one] for one in passes[0]]
         batches, done, before = count(loader), 0, None
-        for member, share in self._newest_first():
+        for members in passes:
             seen = []
             for k, batch in enumerate(loader):
                 with torch.no_grad():
-                    seen.append(visit(member, share, k, batch))
+                    given = self._prepared(*arguments(inputs(batch), self._replicas.device))
+                    untouched = versions(*given)
+                    seen.append([visit(member, share, k, given, batch) for member, share in members])
+                    if len(members) > 1 and versions(*given) != untouched:
+                        raise ArgumentError(
+                            "model must not change its input in place, because all members share it: "
+                            "clone the input in forward(), or use resident=False"
+                        )
                 done += 1
                 if progress is not None:
-                    progress(done, None if batches is None else batches * self.last)
+                    progress(done, None if batches is None else batches * len(passes))
             if not seen or before not in (None, seen):
                 raise ArgumentError("loader must yield the same batches, at least one, for every member: use a list")
             before = seen
@@ -244,10 +263,7 @@ class Ensemble(nn.Module):
         """The members, in the order in which they are evaluated, with their weights."""
         return list(zip(self.combination.members, self.combination.shares, strict=True))[::-1]
 
-    def _arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._prepared(*arguments(inputs, self._replicas.device))
-
-    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of the members."""
         return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
