@@ -190,6 +190,30 @@ def test_a_loader_without_batches_is_rejected(make_net, resident, loader, words)
         Ensemble(store, make_net(), resident=resident).predict(loader)
 
 
+class Reshuffled:
+    """A loader of its own kind, which shuffles the examples in each pass."""
+
+    def __init__(self, orders):
+        self.orders = orders
+
+    def __iter__(self):
+        order = self.orders.pop(0)
+        for part in (order[:5], order[5:]):
+            yield X[part], torch.arange(10)[part] % 3
+
+
+def test_outputs_reject_a_loader_that_shuffles_in_each_pass_if_members_are_streamed(make_net):
+    store, networks = trained(make_net)
+    orders = [list(range(10)), [3, 9, 1, 7, 5, 0, 2, 4, 6, 8]]
+    with pytest.raises(
+        ArgumentError, match=r"same order for every member .* got other labels in batch 1: do not shuffle"
+    ):
+        Ensemble(store, make_net(), resident=False).outputs(Reshuffled([*orders, orders[1]]))
+    found = Ensemble(store, make_net()).outputs(Reshuffled(orders[1:]))
+    assert found.labels.tolist() == [k % 3 for k in orders[1]]
+    assert np.abs(found.probabilities.mean(0) - mean_of(networks)[orders[1]].numpy()).max() < 2e-3
+
+
 class Decoded(Dataset):
     """Counts how often an example is read."""
 

@@ -190,7 +190,8 @@ class Ensemble(nn.Module):
         """The outputs of every member of a classifier for all batches of a loader, with the labels.
 
         `inputs` and `progress` are those of `predict`. `targets` selects the labels from a batch: by default the
-        second element of a tuple, named tuple or list, and the entry "labels" of a mapping.
+        second element of a tuple, named tuple or list, and the entry "labels" of a mapping. Streamed members must read
+        the same labels in the same order.
         """
         rows: dict[Member, list[Tensor]] = {}
         labels: list[Tensor] = []
@@ -198,9 +199,14 @@ class Ensemble(nn.Module):
         def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
             args, kwargs = given
             found = self._log_probabilities(scores(self._replicas.holding(member)(*args, **kwargs)))
-            if len(rows.setdefault(member, [])) == len(labels):
+            if k == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
-            rows[member].append(found)
+            elif not self.resident and not torch.equal(labels[k], torch.as_tensor(targets(batch)).cpu()):
+                raise ArgumentError(
+                    "loader must yield its batches in the same order for every member if members are streamed, "
+                    f"got other labels in batch {k + 1}: do not shuffle, or use resident=True"
+                )
+            rows.setdefault(member, []).append(found)
             return found.shape
 
         self._visit(loader, inputs, add, progress)
