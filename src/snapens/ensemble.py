@@ -35,9 +35,9 @@ class Ensemble(nn.Module):
     snapshots of some of the model's tensors, such as adapters; the others are those of `model`.
 
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
-    to an input that requires them. Otherwise members are streamed through one replica, which needs the
-    memory of one model; then use `predict`. For a model that returns a mapping of tensors, the ensemble
-    returns a mapping of their means.
+    to an input that requires them. Otherwise members are streamed through one replica, which needs the memory of one
+    model; then use `predict`. Several threads may predict at the same time; they take turns with a streamed replica.
+    For a model that returns a mapping of tensors, the ensemble returns a mapping of their means.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
@@ -197,8 +197,7 @@ class Ensemble(nn.Module):
         labels: list[Tensor] = []
 
         def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
-            args, kwargs = given
-            found = self._log_probabilities(scores(self._replicas.holding(member)(*args, **kwargs)))
+            found = self._log_probabilities(scores(self._replicas.output(member, *given)))
             if k == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
             elif not self.resident and not torch.equal(labels[k], torch.as_tensor(targets(batch)).cpu()):
@@ -274,7 +273,7 @@ class Ensemble(nn.Module):
         return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(self.activated, scores(self._replicas.holding(member)(*args, **kwargs)))
+        return each(self.activated, scores(self._replicas.output(member, args, kwargs)))
 
     def _log_probabilities(self, scores: Any) -> Tensor:
         """(examples, classes) in float16 on the CPU."""
