@@ -203,11 +203,13 @@ def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
     batch = (X, torch.zeros(10))
     halves = Ensemble(store, make_net(), activation=lambda scores: (scores / 2).softmax(-1))
     assert np.allclose(halves.outputs([batch]).probabilities[0], (networks[0](X) / 2).softmax(-1).detach(), atol=1e-3)
-    with pytest.raises(ArgumentError, match=r"scores \(examples, classes\) .* activation=None: call ensemble\.members"):
+    with pytest.raises(ArgumentError, match=r"activation must return probabilities that sum to 1 .* got sums from"):
         Ensemble(store, make_net(), activation=None).outputs([batch])
+    with pytest.raises(ArgumentError, match=r"scores \(batch, classes\), got shape \(10, 3\) and dim=0: use Ensemble"):
+        Ensemble(store, make_net(), dim=0).outputs([batch])
     with pytest.raises(ArgumentError, match=r"activation must return probabilities that sum to 1 .* got sums from"):
         Ensemble(store, make_net(), activation=torch.sigmoid).outputs([batch])
-    with pytest.raises(ArgumentError, match=r"got \(2, 5, 4, 4\) with dim=-1"):
+    with pytest.raises(ArgumentError, match=r"got shape \(2, 5, 4, 4\) and dim=-1"):
         Ensemble(pair(A, B), Shaped(A, lambda t: t)).outputs([batch], inputs=lambda b: ())
     with pytest.raises(ArgumentError, match="got a mapping"):
         Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t})).outputs([batch], inputs=lambda b: ())

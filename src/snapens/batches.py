@@ -100,12 +100,15 @@ def scores(output: Any) -> Any:
     )
 
 
-def class_scores(output: Any) -> Tensor:
-    """The scores (examples, classes) in the output of a classifier."""
+def class_scores(output: Any, dim: int = -1) -> Tensor:
+    """The scores (examples, classes) in the output of a classifier, whose classes are along `dim`."""
     found = scores(output)
-    if not isinstance(found, Tensor) or found.ndim != 2:
+    if not isinstance(found, Tensor) or found.ndim != 2 or dim not in (-1, 1):
         shown = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "a mapping"
-        raise ArgumentError(f"model must return scores (batch, classes), got {shown}: use Ensemble.predict")
+        raise ArgumentError(
+            f"model must return scores (batch, classes), got {shown} and dim={dim}: "
+            "use Ensemble.predict, or call ensemble.members"
+        )
     return found
 
 

@@ -10,7 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import arguments, check_batches, check_order, count, each, first, joined, scores, second, versions
+from .batches import (
+    arguments,
+    check_batches,
+    check_order,
+    class_scores,
+    count,
+    each,
+    first,
+    joined,
+    scores,
+    second,
+    versions,
+)
 from .combination import Combination, Member
 from .errors import ArgumentError
 from .outputs import Outputs
@@ -144,12 +156,10 @@ class Ensemble(nn.Module):
     def anytime(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
         """Yield (k, prediction of the newest k members) for k = 1 … m: stop when the prediction is good enough."""
         args, kwargs = self._prepared(args, kwargs)
-        total, weight = None, 0.0
+        pool = Pool(None)
         for k, (member, share) in enumerate(self._newest_first(), 1):
-            output = each(lambda tensor, share=share: tensor * share, self._output(member, args, kwargs))
-            total = output if total is None else each(torch.add, total, output)
-            weight += share
-            yield k, each(lambda tensor, weight=weight: self._finished(tensor / weight), total)
+            pool.add(self._output(member, args, kwargs), share)
+            yield k, each(self._finished, pool.mean)
 
     def predict(
         self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
@@ -197,7 +207,7 @@ class Ensemble(nn.Module):
         labels: list[Tensor] = []
 
         def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
-            found = self._log_probabilities(scores(self._replicas.output(member, *given)))
+            found = self._log_probabilities(class_scores(self._replicas.output(member, *given), self.dim))
             if k == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
             elif not self.resident and not torch.equal(labels[k], torch.as_tensor(targets(batch)).cpu()):
@@ -275,14 +285,8 @@ class Ensemble(nn.Module):
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return each(self.activated, scores(self._replicas.output(member, args, kwargs)))
 
-    def _log_probabilities(self, scores: Any) -> Tensor:
+    def _log_probabilities(self, scores: Tensor) -> Tensor:
         """(examples, classes) in float16 on the CPU."""
-        if not isinstance(scores, Tensor) or scores.ndim != 2 or self.dim not in (-1, 1) or self.activation is None:
-            raise ArgumentError(
-                "the model must return scores (examples, classes) of a classifier for outputs, "
-                f"got {tuple(scores.shape) if isinstance(scores, Tensor) else 'a mapping'} with dim={self.dim} and "
-                f"activation={self.activation!r}: call ensemble.members"
-            )
         if self.activation == "softmax":
             found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
         else:
