@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .activation import Activation, check_softmax, log_probabilities, probabilities
 from .batches import (
     arguments,
     check_batches,
@@ -70,7 +71,7 @@ class Ensemble(nn.Module):
         *,
         last: int | None = None,
         combination: Combination | None = None,
-        activation: Literal["softmax"] | Callable[[Tensor], Tensor] | None = "softmax",
+        activation: Activation = "softmax",
         dim: int = -1,
         preprocess: nn.Module | None = None,
         output: Literal["probabilities", "log_probabilities"] = "probabilities",
@@ -88,6 +89,7 @@ class Ensemble(nn.Module):
         if last is not None and combination is not None:
             raise ArgumentError(f"last must not be given together with a combination, got {last}: remove one of them")
         self.activation, self.dim, self.output, self.resident = activation, dim, output, resident
+        self._returns_logits = False  # not known before the first output
         self._runs = _by_identity(snapshots)
         existing = chain.from_iterable(store.members for store in self._runs.values())
         self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
@@ -207,7 +209,9 @@ class Ensemble(nn.Module):
         labels: list[Tensor] = []
 
         def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
-            found = self._log_probabilities(class_scores(self._replicas.output(member, *given), self.dim))
+            found = class_scores(self._replicas.output(member, *given), self.dim)
+            self._check(found)
+            found = log_probabilities(found, self.activation)
             if k == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
             elif not self.resident and not torch.equal(labels[k], torch.as_tensor(targets(batch)).cpu()):
@@ -225,14 +229,10 @@ class Ensemble(nn.Module):
             raise ArgumentError(f"targets must be class indices, got {given.dtype} with fractions: pass targets=")
         return Outputs(self.combination.members, np.stack(found), given.long().numpy())
 
-    def activated(self, scores: Tensor) -> Tensor:
-        """The probabilities, in float32 or wider, for the scores of a member."""
-        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
-            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.activation == "softmax":
-            return scores.softmax(self.dim)
-        return scores if self.activation is None else self.activation(scores)
+    def activated(self, scores: Any) -> Any:
+        """The probabilities, in float32 or wider, for the scores of a member: a tensor, or a dictionary of tensors."""
+        self._check(scores)
+        return each(self._probabilities, scores)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode; `mode` is ignored."""
@@ -283,21 +283,17 @@ class Ensemble(nn.Module):
         return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(self.activated, scores(self._replicas.output(member, args, kwargs)))
+        return self.activated(scores(self._replicas.output(member, args, kwargs)))
 
-    def _log_probabilities(self, scores: Tensor) -> Tensor:
-        """(examples, classes) in float16 on the CPU."""
-        if self.activation == "softmax":
-            found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
-        else:
-            probabilities = self.activated(scores)
-            if not torch.allclose(sums := probabilities.sum(-1), torch.ones_like(sums), atol=1e-2):
-                raise ArgumentError(
-                    "activation must return probabilities that sum to 1 over the classes for outputs, "
-                    f"got sums from {sums.min():.4g} to {sums.max():.4g}: call ensemble.members"
-                )
-            found = probabilities.log()
-        return found.half().cpu()
+    def _check(self, scores: Any) -> None:
+        """Reject scores for which a softmax is wrong; values are checked once, because this waits for the device."""
+        if self.activation == "softmax" and check_softmax(scores, self.dim, values=not self._returns_logits):
+            self._returns_logits = True
+
+    def _probabilities(self, scores: Tensor) -> Tensor:
+        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
+            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
+        return probabilities(scores, self.activation, self.dim)
 
     def _finished(self, mean: Tensor) -> Tensor:
         """The prediction for the mean of the members."""
