@@ -281,8 +281,12 @@ def test_early_exit_needs_one_tensor_of_probabilities_and_one_row_per_example(ma
         ArgumentError, match="inputs must have one row per example for early exit, got 4 outputs for 3 "
     ):
         Ensemble(store, make_net(), combination=exit_early, resident=False).predict(Alternating([X], [X[:4]]))
-    with pytest.raises(ArgumentError, match="no temperature and no exit_threshold if activation is None"):
-        Ensemble(store, make_net(), activation=None, combination=exit_early)
+    for activation in (None, torch.sigmoid):  # their outputs need not sum to 1
+        for combination in (exit_early, Combination(newest=2, temperature=1.5)):
+            with pytest.raises(
+                ArgumentError, match="no temperature and no exit_threshold unless activation is 'softmax'"
+            ):
+                Ensemble(store, make_net(), activation=activation, combination=combination)
 
 
 class Alternating:

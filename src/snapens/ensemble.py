@@ -120,8 +120,11 @@ class Ensemble(nn.Module):
     def combination(self, combination: Combination) -> None:
         if not isinstance(combination, Combination):
             raise ArgumentError(f"combination must be a Combination, got {combination!r}")
-        if self.activation is None and (combination.temperature != 1 or combination.exit_threshold is not None):
-            raise ArgumentError("combination must have no temperature and no exit_threshold if activation is None")
+        if self.activation != "softmax" and (combination.temperature != 1 or combination.exit_threshold is not None):
+            raise ArgumentError(
+                "combination must have no temperature and no exit_threshold unless activation is 'softmax', got "
+                f"activation={self.activation!r}: use members and weights only, or a model that returns logits"
+            )
         chosen = combination.among(self._existing)
         for run, step in chosen.members:
             self._replicas.add((run, step), self._runs[run])
