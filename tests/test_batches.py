@@ -38,6 +38,24 @@ def test_an_output_without_scores_is_rejected():
         Ensemble(pair(A, B), Shaped(A, lambda t: (t, t)))()
 
 
+def test_a_loss_beside_the_outputs_of_a_mapping_is_left_out(resident):
+    model = Shaped(A, lambda t: {"head": t, "loss": t.mean()})
+    expected = (A.softmax(-1) + B.softmax(-1)) / 2
+    ensemble = Ensemble(pair(A, B), model, resident=resident)
+    for found in (ensemble(), ensemble.predict([()], inputs=lambda batch: batch)):
+        assert found.keys() == {"head"}
+        torch.testing.assert_close(found["head"], expected)
+    with pytest.raises(ArgumentError, match=r"a mapping of tensors or something with \.logits, got dict"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: {"loss": t.mean()}))()
+
+
+def test_one_number_per_batch_cannot_be_joined():
+    ensemble = Ensemble(pair(A, B), Shaped(A, torch.mean), activation=None)
+    torch.testing.assert_close(ensemble(), (A.mean() + B.mean()) / 2)
+    with pytest.raises(ArgumentError, match="model must return one row per example, got one number per batch"):
+        ensemble.predict([X])
+
+
 def test_predict_takes_mappings_as_keywords_and_tuples_as_arguments():
     ensemble = Ensemble(pair(A, B), Shaped(A))
     assert torch.equal(ensemble.predict([{"scale": 2.0}]), ensemble(scale=2.0))

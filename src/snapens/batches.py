@@ -88,12 +88,13 @@ def versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
 
 
 def scores(output: Any) -> Any:
-    """The tensor in the output of a model, or a dictionary of tensors."""
+    """The tensor in the output of a model, or a dictionary of tensors without those of one number, such as a loss."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(logits, Tensor):
         return logits
-    if isinstance(output, Mapping) and output and all(isinstance(value, Tensor) for value in output.values()):
-        return dict(output)
+    of_tensors = isinstance(output, Mapping) and all(isinstance(value, Tensor) for value in output.values())
+    if of_tensors and (found := {key: value for key, value in output.items() if value.ndim}):
+        return found
     raise ArgumentError(
         f"model must return a tensor, a mapping of tensors or something with .logits, got {_kind(output)}: "
         "change its forward()"
@@ -121,6 +122,8 @@ def each(function: Callable[..., Any], *outputs: Any) -> Any:
 
 def joined(outputs: list[Any]) -> Any:
     """The outputs of all batches, concatenated."""
+    if isinstance(outputs[0], Tensor) and not outputs[0].ndim:
+        raise ArgumentError("model must return one row per example, got one number per batch: call the ensemble itself")
     return each(lambda *batches: torch.cat(batches), *outputs)
 
 

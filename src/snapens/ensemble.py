@@ -50,7 +50,8 @@ class Ensemble(nn.Module):
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
     to an input that requires them. Otherwise members are streamed through one replica, which needs the memory of one
     model; then use `predict`. Several threads may predict at the same time; they take turns with a streamed replica.
-    For a model that returns a mapping of tensors, the ensemble returns a mapping of their means.
+    For a model that returns a mapping of tensors, the ensemble returns a mapping of their means; tensors without
+    dimensions, such as a loss, are left out.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
