@@ -278,7 +278,7 @@ def test_early_exit_needs_one_tensor_of_probabilities_and_one_row_per_example(ma
     with pytest.raises(ArgumentError, match=r"exit_threshold must be None unless .*, got a mapping"):
         Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t}), combination=exit_early).predict([X])
     with pytest.raises(
-        ArgumentError, match="inputs must have one row per example for early exit, got 4 outputs for 3 "
+        ArgumentError, match=r"one row per example for early exit, got outputs of shape \(4, 3\) instead"
     ):
         Ensemble(store, make_net(), combination=exit_early, resident=False).predict(Alternating([X], [X[:4]]))
     for activation in (None, torch.sigmoid):  # their outputs need not sum to 1
@@ -287,6 +287,41 @@ def test_early_exit_needs_one_tensor_of_probabilities_and_one_row_per_example(ma
                 ArgumentError, match="no temperature and no exit_threshold unless activation is 'softmax'"
             ):
                 Ensemble(store, make_net(), activation=activation, combination=combination)
+
+
+class Prototypes(nn.Linear):
+    def forward(self, x, prototypes):
+        return super().forward(x) @ prototypes.T
+
+
+class Scaled(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+
+@pytest.mark.parametrize(
+    ("model", "shared", "undecided", "words"),
+    [
+        (Prototypes, torch.randn(6, 4), 1, r"the model failed for some rows of a batch .*or exit_threshold=None"),
+        (
+            Prototypes,
+            torch.randn(6, 4),
+            3,
+            r"got outputs of shape \((\d), \1\) instead of \(\1, 6\).*exit_threshold=None",
+        ),
+        (Scaled, torch.ones(6), 3, r"the model failed for some rows of a batch .*or exit_threshold=None"),
+    ],
+)
+def test_early_exit_names_the_reason_if_a_shared_tensor_has_as_many_rows_as_the_batch(model, shared, undecided, words):
+    make = lambda: model(4, 4 if model is Prototypes else 6)  # noqa: E731
+    store, networks = trained(make)
+    with torch.no_grad():
+        alone = networks[-1](X[:6], shared).softmax(-1).amax(-1).sort().values
+    threshold = float(alone[undecided - 1 : undecided + 1].mean())
+    ensemble = Ensemble(store, make(), combination=Combination(newest=3, exit_threshold=threshold))
+    with pytest.raises(ArgumentError, match=words):
+        ensemble.predict([(X[:6], shared)], inputs=lambda batch: batch)
+    assert ensemble.predict([(X[:5], shared)], inputs=lambda batch: batch).shape == (5, 6)
 
 
 class Alternating:

@@ -27,7 +27,7 @@ from .batches import (
 from .combination import Combination, Member
 from .errors import ArgumentError
 from .outputs import Outputs
-from .pool import Pool, logarithm, tempered
+from .pool import ONE_ROW, Pool, logarithm, tempered
 from .replicas import Replicas
 from .snapshots import Snapshots
 
@@ -175,7 +175,7 @@ class Ensemble(nn.Module):
         A batch that is a tensor is the argument of the model, and a mapping is its keyword arguments. The first
         element of a tuple, named tuple or list is the input. `inputs` selects another input from a batch; if it
         is a plain or named tuple, it is several arguments. With an `exit_threshold`, each member is evaluated only
-        for the examples that are still undecided.
+        for the examples that are still undecided: it gets their rows of each tensor with as many rows as the batch.
 
         Resident members read the loader once, all members batch by batch. Streamed members are loaded once each, and
         each reads the whole loader, which must keep its order. `progress` is called after every batch that is read,
@@ -189,7 +189,16 @@ class Ensemble(nn.Module):
                 pools.append(Pool(self.combination.exit_threshold))
             if (undecided := pools[k].undecided(given)) is None:
                 return k
-            shape = pools[k].add(each(Tensor.cpu, self._output(member, *undecided)), share)
+            try:
+                output = self._output(member, *undecided)
+            except (RuntimeError, ArgumentError) as error:
+                if undecided is given:
+                    raise
+                raise ArgumentError(
+                    "inputs must have one row per example for early exit, but the model failed for some rows of a "
+                    f"batch ({error}): use {ONE_ROW}, or exit_threshold=None"
+                ) from error
+            shape = pools[k].add(each(Tensor.cpu, output), share)
             return shape if self.combination.exit_threshold is None else k
 
         self._visit(loader, inputs, add, progress)
