@@ -220,6 +220,14 @@ def test_other_activations_are_rejected(options):
         Predictor(Ensemble(stores, Residual(), **options), X[:2])
 
 
+def test_log_probabilities_are_rejected():
+    stores = [*ensemble_of(Residual)._runs.values()]
+    with pytest.raises(
+        ArgumentError, match=r"must have output='probabilities', got 'log_probabilities': build another"
+    ):
+        Predictor(Ensemble(stores, Residual(), output="log_probabilities"), X[:2])
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

@@ -155,6 +155,11 @@ def _members(ensemble: Ensemble) -> tuple[nn.Module, ...]:
             f"ensemble must have activation='softmax' and dim=-1, got {ensemble.activation!r} and {ensemble.dim}: "
             "use Ensemble.predict"
         )
+    if ensemble.output != "probabilities":
+        raise ArgumentError(
+            f"ensemble must have output='probabilities', got {ensemble.output!r}: build another ensemble, and take the "
+            "logarithm of what Predictor returns"
+        )
     return ensemble.members
 
 
