@@ -1,53 +1,12 @@
 """Convert batches to the arguments of a model, and its outputs to scores."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 from .errors import ArgumentError
-
-
-def check_batches(loader: Iterable[Any]) -> None:
-    """Reject a data set or a tensor, which would be read as batches of one example each."""
-    if isinstance(loader, Tensor) or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
-        raise ArgumentError(
-            f"loader must be an iterable of batches, got {_kind(loader)}: "
-            "pass a DataLoader or a list, [x] for one batch"
-        )
-
-
-def check_order(loader: Iterable[Any]) -> None:
-    """Reject a loader that cannot be repeated in the same order, for streamed members: each reads all batches again."""
-    if isinstance(loader, Iterator):
-        raise ArgumentError(
-            f"loader must be readable once per member if members are streamed, got {_kind(loader)}: "
-            "pass a DataLoader or a list, or use resident=True"
-        )
-    if isinstance(loader, DataLoader):
-        for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-            if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
-                raise ArgumentError(
-                    "loader must yield its batches in the same order for every member if members are streamed, "
-                    f"got a {_kind(sampler)}: use shuffle=False or resident=True"
-                )
-
-
-def count(loader: Any) -> int | None:
-    """The number of batches, or None if the loader has no length."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def first(batch: Any) -> Any:
@@ -79,12 +38,6 @@ def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if _is_tuple(inputs) else (inputs,)), {}
-
-
-def versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
-    """How often each tensor among the arguments was changed in place; tensors of inference mode do not count it."""
-    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    return [tensor._version for tensor in given if not tensor.is_inference()]
 
 
 def scores(output: Any) -> Any:

@@ -11,28 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from .activation import Activation, check_softmax, log_probabilities, probabilities
-from .batches import (
-    arguments,
-    check_batches,
-    check_order,
-    class_scores,
-    count,
-    each,
-    first,
-    joined,
-    scores,
-    second,
-    versions,
-)
+from .batches import arguments, class_scores, each, first, joined, scores, second
 from .combination import Combination, Member
 from .errors import ArgumentError
+from .loaders import Arguments, Progress, Visit, read
 from .outputs import Outputs
 from .pool import ONE_ROW, Pool, logarithm, tempered
 from .replicas import Replicas
 from .snapshots import Snapshots
-
-Progress = Callable[[int, int | None], object]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Ensemble(nn.Module):
@@ -201,7 +187,7 @@ class Ensemble(nn.Module):
             shape = pools[k].add(each(Tensor.cpu, output), share)
             return shape if self.combination.exit_threshold is None else k
 
-        self._visit(loader, inputs, add, progress)
+        self._read(loader, inputs, add, progress)
         return each(self._finished, joined([pool.mean for pool in pools]))
 
     def outputs(
@@ -235,7 +221,7 @@ class Ensemble(nn.Module):
             rows.setdefault(member, []).append(found)
             return found.shape
 
-        self._visit(loader, inputs, add, progress)
+        self._read(loader, inputs, add, progress)
         found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
         given = torch.cat(labels)
         if not torch.equal(given.long().to(given.dtype), given):
@@ -254,38 +240,14 @@ class Ensemble(nn.Module):
     def __repr__(self) -> str:
         return f"Ensemble(steps={self.steps}, resident={self.resident})"
 
-    def _visit(
-        self,
-        loader: Iterable[Any],
-        inputs: Callable[[Any], Any],
-        visit: Callable[[Member, float, int, Arguments, Any], Any],
-        progress: Progress | None,
+    def _read(
+        self, loader: Iterable[Any], inputs: Callable[[Any], Any], visit: Visit, progress: Progress | None
     ) -> None:
-        """Call `visit` for each batch and each member, newest first; it returns what must be equal in every pass."""
-        check_batches(loader)
-        passes = [self._newest_first()]
-        if not self.resident:
-            check_order(loader)
-            passes = [[one] for one in passes[0]]
-        batches, done, before = count(loader), 0, None
-        for members in passes:
-            seen = []
-            for k, batch in enumerate(loader):
-                with torch.no_grad():
-                    given = self._prepared(*arguments(inputs(batch), self._replicas.device))
-                    untouched = versions(*given)
-                    seen.append([visit(member, share, k, given, batch) for member, share in members])
-                    if len(members) > 1 and versions(*given) != untouched:
-                        raise ArgumentError(
-                            "model must not change its input in place, because all members share it: "
-                            "clone the input in forward(), or use resident=False"
-                        )
-                done += 1
-                if progress is not None:
-                    progress(done, None if batches is None else batches * len(passes))
-            if not seen or before not in (None, seen):
-                raise ArgumentError("loader must yield the same batches, at least one, for every member: use a list")
-            before = seen
+        """Call `visit` for each batch and each member, newest first."""
+        members = self._newest_first()
+        passes = [members] if self.resident else [[one] for one in members]
+        device = self._replicas.device
+        read(loader, passes, lambda batch: self._prepared(*arguments(inputs(batch), device)), visit, progress)
 
     def _newest_first(self) -> list[tuple[Member, float]]:
         """The members, in the order in which they are evaluated, with their weights."""

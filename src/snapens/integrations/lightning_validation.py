@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..batches import check_order
 from ..errors import ArgumentError
+from ..loaders import check_order
 from ..prediction import Prediction
 
 log = logging.getLogger("snapens")
