@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from members import A, B, Shaped, X, pair, trained
+from members import A, B, Shaped, X, mean_of, pair, trained
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from snapens import Ensemble
+from snapens import Combination, Ensemble
 from snapens.batches import arguments
 from snapens.errors import ArgumentError
 
@@ -36,6 +36,24 @@ def test_keyword_arguments_reach_the_members():
 def test_an_output_without_scores_is_rejected():
     with pytest.raises(ArgumentError, match=r"a mapping of tensors or something with \.logits, got tuple"):
         Ensemble(pair(A, B), Shaped(A, lambda t: (t, t)))()
+
+
+def test_a_loss_beside_the_outputs_of_a_mapping_is_left_out(resident):
+    model = Shaped(A, lambda t: {"head": t, "loss": t.mean()})
+    expected = (A.softmax(-1) + B.softmax(-1)) / 2
+    ensemble = Ensemble(pair(A, B), model, resident=resident)
+    for found in (ensemble(), ensemble.predict([()], inputs=lambda batch: batch)):
+        assert found.keys() == {"head"}
+        torch.testing.assert_close(found["head"], expected)
+    with pytest.raises(ArgumentError, match=r"a mapping of tensors or something with \.logits, got dict"):
+        Ensemble(pair(A, B), Shaped(A, lambda t: {"loss": t.mean()}))()
+
+
+def test_one_number_per_batch_cannot_be_joined():
+    ensemble = Ensemble(pair(A, B), Shaped(A, torch.mean), activation=None)
+    torch.testing.assert_close(ensemble(), (A.mean() + B.mean()) / 2)
+    with pytest.raises(ArgumentError, match="model must return one row per example, got one number per batch"):
+        ensemble.predict([X])
 
 
 def test_predict_takes_mappings_as_keywords_and_tuples_as_arguments():
@@ -98,8 +116,8 @@ def test_moving_to_a_device_keeps_the_type_of_a_named_tuple():
 def test_predict_reports_its_progress(make_net):
     store, _ = trained(make_net)
     seen = []
-    Ensemble(store, make_net(), last=2).predict([X, X], progress=lambda *args: seen.append(args))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    Ensemble(store, make_net(), last=2, resident=False).predict([X, X], progress=lambda *args: seen.append(args))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]  # two members read two batches each
 
 
 def test_progress_of_a_loader_without_a_length_has_no_total(make_net):
@@ -162,18 +180,107 @@ class Shrinking:
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
-        (iter([X]), "got list_iterator: pass a DataLoader or a list"),
+        (iter([X]), "got list_iterator: pass a DataLoader or a list, or use resident=True"),
         ((x for x in [X]), "got generator"),
-        (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
-        (TensorDataset(X), "got TensorDataset: pass a DataLoader"),
         (DataLoader(TensorDataset(X), batch_sampler=BatchSampler(RandomSampler(X), 5, False)), "got a RandomSampler"),
         (Shrinking([X[:5], X[:1], X[:5]]), "the same batches, at least one, for every member"),
-        (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False"),
+        (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False or resident=True"),
         (Shrinking([X, X]), "the same batches, at least one, for every member"),
+    ],
+)
+def test_a_loader_that_would_mix_up_the_examples_of_streamed_members_is_rejected(make_net, loader, words):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match=words):
+        Ensemble(store, make_net(), resident=False).predict(loader)
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
+        (TensorDataset(X), "got TensorDataset: pass a DataLoader"),
         ([], "at least one"),
     ],
 )
-def test_a_loader_that_would_mix_up_examples_is_rejected(make_net, loader, words):
+def test_a_loader_without_batches_is_rejected(make_net, resident, loader, words):
     store, _ = trained(make_net)
     with pytest.raises(ArgumentError, match=words):
-        Ensemble(store, make_net()).predict(loader)
+        Ensemble(store, make_net(), resident=resident).predict(loader)
+
+
+class Reshuffled:
+    """A loader of its own kind, which shuffles the examples in each pass."""
+
+    def __init__(self, orders):
+        self.orders = orders
+
+    def __iter__(self):
+        order = self.orders.pop(0)
+        for part in (order[:5], order[5:]):
+            yield X[part], torch.arange(10)[part] % 3
+
+
+def test_outputs_reject_a_loader_that_shuffles_in_each_pass_if_members_are_streamed(make_net):
+    store, networks = trained(make_net)
+    orders = [list(range(10)), [3, 9, 1, 7, 5, 0, 2, 4, 6, 8]]
+    with pytest.raises(
+        ArgumentError, match=r"same order for every member .* got other labels in batch 1: do not shuffle"
+    ):
+        Ensemble(store, make_net(), resident=False).outputs(Reshuffled([*orders, orders[1]]))
+    found = Ensemble(store, make_net()).outputs(Reshuffled(orders[1:]))
+    assert found.labels.tolist() == [k % 3 for k in orders[1]]
+    assert np.abs(found.probabilities.mean(0) - mean_of(networks)[orders[1]].numpy()).max() < 2e-3
+
+
+class Decoded(Dataset):
+    """Counts how often an example is read."""
+
+    reads = 0
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return X[index], index
+
+
+@pytest.mark.parametrize("threshold", [None, 0.45])
+def test_resident_members_read_and_prepare_each_batch_once(make_net, threshold):
+    store, networks = trained(make_net)
+    calls, counted, data = [], [], Decoded()
+    combination = Combination(newest=3, exit_threshold=threshold)
+    ensemble = Ensemble(store, make_net(), combination=combination, preprocess=nn.Identity())
+    ensemble.preprocess.register_forward_hook(lambda *_: calls.append(1))
+    found = ensemble.predict(DataLoader(data, 4), progress=lambda *counts: counted.append(counts))
+    assert (data.reads, len(calls), counted) == (10, 3, [(1, 3), (2, 3), (3, 3)])
+    if threshold is None:
+        torch.testing.assert_close(found.double(), mean_of(networks), atol=1e-6, rtol=0)
+    assert ensemble.outputs(DataLoader(data, 4), targets=lambda batch: batch[1] % 3).labels.tolist() == [
+        k % 3 for k in range(10)
+    ]
+    assert (data.reads, len(calls)) == (20, 6)
+
+
+def test_resident_members_accept_an_iterator_and_a_loader_that_shuffles(make_net):
+    store, networks = trained(make_net)
+    ensemble = Ensemble(store, make_net())
+    torch.testing.assert_close(ensemble.predict(iter([X[:7], X[7:]])).double(), mean_of(networks), atol=1e-6, rtol=0)
+    loader = DataLoader(TensorDataset(X, torch.arange(10)), 4, shuffle=True)
+    order = []
+    found = ensemble.predict(loader, inputs=lambda batch: order.extend(batch[1].tolist()) or batch[0])
+    assert sorted(order) == list(range(10))
+    torch.testing.assert_close(found.double(), mean_of(networks)[order], atol=1e-6, rtol=0)
+
+
+def test_a_model_that_changes_its_input_in_place_is_rejected_where_members_share_it(make_net):
+    class Standardised(type(make_net())):
+        def forward(self, x):
+            return super().forward(x.sub_(1.0))
+
+    store, networks = trained(make_net)
+    loader = DataLoader(TensorDataset(X), 5)
+    with pytest.raises(ArgumentError, match="model must not change its input in place, because all members share it"):
+        Ensemble(store, Standardised()).predict(loader)
+    found = Ensemble(store, Standardised(), resident=False).predict(loader)
+    torch.testing.assert_close(found.double(), mean_of(networks, X - 1), atol=1e-6, rtol=0)

@@ -46,6 +46,24 @@ def test_channels_last_and_compiled_models_are_kept_and_ensembled_on_the_device(
     assert torch.allclose(ensembler.ensemble(last=1)(x), plain.eval()(x).softmax(-1), atol=1e-6)
 
 
+def test_the_first_call_of_an_ensemble_can_be_captured_and_later_calls_never_wait_for_the_device():
+    ensembler = trained(Conv().cuda())
+    x = torch.randn(8, 3, 8, 8, device="cuda")
+    ensemble, graph = ensembler.ensemble(), torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        expected = ensembler.ensemble()(x)  # initialises the libraries
+        with torch.cuda.graph(graph):
+            captured = ensemble(x)
+        graph.replay()
+        assert torch.allclose(captured, expected, atol=1e-6)
+        ensemble(x)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            ensemble(x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def test_a_folder_written_on_the_gpu_is_read_on_the_cpu_and_back(tmp_path):
     ensembler = trained(Conv().cuda(), store=tmp_path / "run")
     x = torch.randn(8, 3, 8, 8)

@@ -194,7 +194,8 @@ def test_outputs_are_the_log_probabilities_of_each_member_oldest_first_and_unwei
     assert (found.part, found.labels.tolist(), found.labels.dtype) == (None, labels.tolist(), np.int64)
     for member, network in zip(found.log_probabilities, networks, strict=True):
         assert np.array_equal(member, network(X).log_softmax(-1).half().detach().numpy())
-    assert seen == [(k, 6) for k in range(1, 7)]
+    reads = 2 if resident else 6  # streamed members read the loader once each
+    assert seen == [(k, reads) for k in range(1, reads + 1)]
 
 
 def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
@@ -202,11 +203,13 @@ def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
     batch = (X, torch.zeros(10))
     halves = Ensemble(store, make_net(), activation=lambda scores: (scores / 2).softmax(-1))
     assert np.allclose(halves.outputs([batch]).probabilities[0], (networks[0](X) / 2).softmax(-1).detach(), atol=1e-3)
-    with pytest.raises(ArgumentError, match=r"scores \(examples, classes\) .* activation=None: call ensemble\.members"):
+    with pytest.raises(ArgumentError, match=r"activation must return probabilities that sum to 1 .* got sums from"):
         Ensemble(store, make_net(), activation=None).outputs([batch])
+    with pytest.raises(ArgumentError, match=r"scores \(batch, classes\), got shape \(10, 3\) and dim=0: use Ensemble"):
+        Ensemble(store, make_net(), dim=0).outputs([batch])
     with pytest.raises(ArgumentError, match=r"activation must return probabilities that sum to 1 .* got sums from"):
         Ensemble(store, make_net(), activation=torch.sigmoid).outputs([batch])
-    with pytest.raises(ArgumentError, match=r"got \(2, 5, 4, 4\) with dim=-1"):
+    with pytest.raises(ArgumentError, match=r"got shape \(2, 5, 4, 4\) and dim=-1"):
         Ensemble(pair(A, B), Shaped(A, lambda t: t)).outputs([batch], inputs=lambda b: ())
     with pytest.raises(ArgumentError, match="got a mapping"):
         Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t})).outputs([batch], inputs=lambda b: ())
@@ -275,11 +278,50 @@ def test_early_exit_needs_one_tensor_of_probabilities_and_one_row_per_example(ma
     with pytest.raises(ArgumentError, match=r"exit_threshold must be None unless .*, got a mapping"):
         Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t}), combination=exit_early).predict([X])
     with pytest.raises(
-        ArgumentError, match="inputs must have one row per example for early exit, got 4 outputs for 3 "
+        ArgumentError, match=r"one row per example for early exit, got outputs of shape \(4, 3\) instead"
     ):
-        Ensemble(store, make_net(), combination=exit_early).predict(Alternating([X], [X[:4]]))
-    with pytest.raises(ArgumentError, match="no temperature and no exit_threshold if activation is None"):
-        Ensemble(store, make_net(), activation=None, combination=exit_early)
+        Ensemble(store, make_net(), combination=exit_early, resident=False).predict(Alternating([X], [X[:4]]))
+    for activation in (None, torch.sigmoid):  # their outputs need not sum to 1
+        for combination in (exit_early, Combination(newest=2, temperature=1.5)):
+            with pytest.raises(
+                ArgumentError, match="no temperature and no exit_threshold unless activation is 'softmax'"
+            ):
+                Ensemble(store, make_net(), activation=activation, combination=combination)
+
+
+class Prototypes(nn.Linear):
+    def forward(self, x, prototypes):
+        return super().forward(x) @ prototypes.T
+
+
+class Scaled(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+
+@pytest.mark.parametrize(
+    ("model", "shared", "undecided", "words"),
+    [
+        (Prototypes, torch.randn(6, 4), 1, r"the model failed for some rows of a batch .*or exit_threshold=None"),
+        (
+            Prototypes,
+            torch.randn(6, 4),
+            3,
+            r"got outputs of shape \((\d), \1\) instead of \(\1, 6\).*exit_threshold=None",
+        ),
+        (Scaled, torch.ones(6), 3, r"the model failed for some rows of a batch .*or exit_threshold=None"),
+    ],
+)
+def test_early_exit_names_the_reason_if_a_shared_tensor_has_as_many_rows_as_the_batch(model, shared, undecided, words):
+    make = lambda: model(4, 4 if model is Prototypes else 6)  # noqa: E731
+    store, networks = trained(make)
+    with torch.no_grad():
+        alone = networks[-1](X[:6], shared).softmax(-1).amax(-1).sort().values
+    threshold = float(alone[undecided - 1 : undecided + 1].mean())
+    ensemble = Ensemble(store, make(), combination=Combination(newest=3, exit_threshold=threshold))
+    with pytest.raises(ArgumentError, match=words):
+        ensemble.predict([(X[:6], shared)], inputs=lambda batch: batch)
+    assert ensemble.predict([(X[:5], shared)], inputs=lambda batch: batch).shape == (5, 6)
 
 
 class Alternating:

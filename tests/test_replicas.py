@@ -2,7 +2,10 @@
 
 import copy
 import functools
+import io
+import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -272,3 +275,27 @@ def test_snapshots_that_lack_different_tensors_are_rejected(make_net):
     store.commit(16, tensors(make_net()))
     with pytest.raises(MismatchError, match="lack the same tensors for strict=False, but that of step 16"):
         Ensemble(store, model, strict=False)
+
+
+def test_threads_that_predict_at_the_same_time_do_not_mix_up_members(make_net, resident):
+    store, networks = trained(make_net)
+    ensemble, inputs = Ensemble(store, make_net(), resident=resident), [X * k for k in range(8)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads interrupt each other
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda x: ensemble.predict([x]), inputs * 25))
+    finally:
+        sys.setswitchinterval(before)
+    for k, probabilities in enumerate(found):
+        torch.testing.assert_close(probabilities.double(), mean_of(networks, inputs[k % 8]), atol=1e-6, rtol=0)
+
+
+def test_an_ensemble_can_be_copied_and_pickled(make_net, resident):
+    store, networks = trained(make_net)
+    ensemble = Ensemble(store, make_net(), resident=resident)
+    file = io.BytesIO()
+    torch.save(ensemble, file)
+    file.seek(0)
+    for same in (copy.deepcopy(ensemble), torch.load(file, weights_only=False)):
+        torch.testing.assert_close(same.predict([X]).double(), mean_of(networks), atol=1e-6, rtol=0)

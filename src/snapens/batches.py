@@ -1,45 +1,12 @@
 """Convert batches to the arguments of a model, and its outputs to scores."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 from .errors import ArgumentError
-
-
-def check_order(loader: Iterable[Any]) -> None:
-    """Reject a loader that cannot be repeated in the same order, because each member reads all batches again."""
-    of_examples = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
-    if of_examples or isinstance(loader, (Iterator, Tensor)):
-        raise ArgumentError(
-            f"loader must be an iterable of batches that can be read once per member, got {_kind(loader)}: "
-            "pass a DataLoader or a list, [x] for one batch"
-        )
-    if isinstance(loader, DataLoader):
-        for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-            if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
-                raise ArgumentError(
-                    f"loader must yield its batches in the same order for every member, got a {_kind(sampler)}: "
-                    "use shuffle=False"
-                )
-
-
-def count(loader: Any) -> int | None:
-    """The number of batches, or None if the loader has no length."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def first(batch: Any) -> Any:
@@ -74,24 +41,28 @@ def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[
 
 
 def scores(output: Any) -> Any:
-    """The tensor in the output of a model, or a dictionary of tensors."""
+    """The tensor in the output of a model, or a dictionary of tensors without those of one number, such as a loss."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(logits, Tensor):
         return logits
-    if isinstance(output, Mapping) and output and all(isinstance(value, Tensor) for value in output.values()):
-        return dict(output)
+    of_tensors = isinstance(output, Mapping) and all(isinstance(value, Tensor) for value in output.values())
+    if of_tensors and (found := {key: value for key, value in output.items() if value.ndim}):
+        return found
     raise ArgumentError(
         f"model must return a tensor, a mapping of tensors or something with .logits, got {_kind(output)}: "
         "change its forward()"
     )
 
 
-def class_scores(output: Any) -> Tensor:
-    """The scores (examples, classes) in the output of a classifier."""
+def class_scores(output: Any, dim: int = -1) -> Tensor:
+    """The scores (examples, classes) in the output of a classifier, whose classes are along `dim`."""
     found = scores(output)
-    if not isinstance(found, Tensor) or found.ndim != 2:
+    if not isinstance(found, Tensor) or found.ndim != 2 or dim not in (-1, 1):
         shown = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "a mapping"
-        raise ArgumentError(f"model must return scores (batch, classes), got {shown}: use Ensemble.predict")
+        raise ArgumentError(
+            f"model must return scores (batch, classes), got {shown} and dim={dim}: "
+            "use Ensemble.predict, or call ensemble.members"
+        )
     return found
 
 
@@ -104,6 +75,8 @@ def each(function: Callable[..., Any], *outputs: Any) -> Any:
 
 def joined(outputs: list[Any]) -> Any:
     """The outputs of all batches, concatenated."""
+    if isinstance(outputs[0], Tensor) and not outputs[0].ndim:
+        raise ArgumentError("model must return one row per example, got one number per batch: call the ensemble itself")
     return each(lambda *batches: torch.cat(batches), *outputs)
 
 

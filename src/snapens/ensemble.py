@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import arguments, check_order, count, each, first, joined, scores, second
+from .activation import Activation, check_softmax, log_probabilities, probabilities
+from .batches import arguments, class_scores, each, first, joined, scores, second
 from .combination import Combination, Member
 from .errors import ArgumentError
+from .loaders import Arguments, Progress, Visit, read
 from .outputs import Outputs
-from .pool import Pool, logarithm, tempered
+from .pool import ONE_ROW, Pool, logarithm, tempered
 from .replicas import Replicas
 from .snapshots import Snapshots
-
-Progress = Callable[[int, int | None], object]
 
 
 class Ensemble(nn.Module):
@@ -28,15 +28,16 @@ class Ensemble(nn.Module):
     copied and never changed. `activation` ("softmax", None, or any callable of a tensor) turns scores into
     probabilities along `dim`, which are averaged in float32 or wider. `combination` selects members, their weights,
     a temperature and a threshold for early exit; `last=m` is short for `Combination.last(m)`. The default is all
-    snapshots that exist now, with equal weights. `preprocess` is a module that is applied to the arguments first, once
-    per batch for all members, and returns the input of the model. `output="log_probabilities"` returns the logarithm
-    of the mean, for `cross_entropy` and for frameworks that apply softmax themselves. `strict=False` accepts snapshots
-    of some of the model's tensors, such as adapters; the others are those of `model`.
+    snapshots that exist now, with equal weights. `preprocess` is a module that is applied to the arguments first and
+    returns the input of the model; resident members share its result. `output="log_probabilities"` returns the
+    logarithm of the mean, for `cross_entropy` and for frameworks that apply softmax themselves. `strict=False` accepts
+    snapshots of some of the model's tensors, such as adapters; the others are those of `model`.
 
     Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
-    to an input that requires them. Otherwise members are streamed through one replica, which needs the
-    memory of one model; then use `predict`. For a model that returns a mapping of tensors, the ensemble
-    returns a mapping of their means.
+    to an input that requires them. Otherwise members are streamed through one replica, which needs the memory of one
+    model; then use `predict`. Several threads may predict at the same time; they take turns with a streamed replica.
+    For a model that returns a mapping of tensors, the ensemble returns a mapping of their means; tensors without
+    dimensions, such as a loss, are left out.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
@@ -57,7 +58,7 @@ class Ensemble(nn.Module):
         *,
         last: int | None = None,
         combination: Combination | None = None,
-        activation: Literal["softmax"] | Callable[[Tensor], Tensor] | None = "softmax",
+        activation: Activation = "softmax",
         dim: int = -1,
         preprocess: nn.Module | None = None,
         output: Literal["probabilities", "log_probabilities"] = "probabilities",
@@ -75,6 +76,7 @@ class Ensemble(nn.Module):
         if last is not None and combination is not None:
             raise ArgumentError(f"last must not be given together with a combination, got {last}: remove one of them")
         self.activation, self.dim, self.output, self.resident = activation, dim, output, resident
+        self._returns_logits = False  # not known before the first output
         self._runs = _by_identity(snapshots)
         existing = chain.from_iterable(store.members for store in self._runs.values())
         self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
@@ -105,8 +107,11 @@ class Ensemble(nn.Module):
     def combination(self, combination: Combination) -> None:
         if not isinstance(combination, Combination):
             raise ArgumentError(f"combination must be a Combination, got {combination!r}")
-        if self.activation is None and (combination.temperature != 1 or combination.exit_threshold is not None):
-            raise ArgumentError("combination must have no temperature and no exit_threshold if activation is None")
+        if self.activation != "softmax" and (combination.temperature != 1 or combination.exit_threshold is not None):
+            raise ArgumentError(
+                "combination must have no temperature and no exit_threshold unless activation is 'softmax', got "
+                f"activation={self.activation!r}: use members and weights only, or a model that returns logits"
+            )
         chosen = combination.among(self._existing)
         for run, step in chosen.members:
             self._replicas.add((run, step), self._runs[run])
@@ -143,36 +148,46 @@ class Ensemble(nn.Module):
     def anytime(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
         """Yield (k, prediction of the newest k members) for k = 1 … m: stop when the prediction is good enough."""
         args, kwargs = self._prepared(args, kwargs)
-        total, weight = None, 0.0
+        pool = Pool(None)
         for k, (member, share) in enumerate(self._newest_first(), 1):
-            output = each(lambda tensor, share=share: tensor * share, self._output(member, args, kwargs))
-            total = output if total is None else each(torch.add, total, output)
-            weight += share
-            yield k, each(lambda tensor, weight=weight: self._finished(tensor / weight), total)
+            pool.add(self._output(member, args, kwargs), share)
+            yield k, each(self._finished, pool.mean)
 
     def predict(
         self, loader: Iterable[Any], *, inputs: Callable[[Any], Any] = first, progress: Progress | None = None
     ) -> Any:
-        """The prediction for all batches of a loader, joined on the CPU; each member is loaded once.
+        """The prediction for all batches of a loader, joined on the CPU in the order of the loader.
 
         A batch that is a tensor is the argument of the model, and a mapping is its keyword arguments. The first
         element of a tuple, named tuple or list is the input. `inputs` selects another input from a batch; if it
-        is a plain or named tuple, it is several arguments. The loader is read once per member and must keep its
-        order. With an `exit_threshold`, each member is evaluated only for the examples that are still undecided.
-        `progress` is called after every batch with the number of batches read and the total number
-        of batches (None if unknown).
+        is a plain or named tuple, it is several arguments. With an `exit_threshold`, each member is evaluated only
+        for the examples that are still undecided: it gets their rows of each tensor with as many rows as the batch.
+
+        Resident members read the loader once, all members batch by batch. Streamed members are loaded once each, and
+        each reads the whole loader, which must keep its order. `progress` is called after every batch that is read,
+        with the number of batches read so far and in total (None if unknown): a loader of 10 batches has a total
+        of 10 for resident members, and of 30 for three streamed members.
         """
         pools: list[Pool] = []
 
-        def add(member: Member, share: float, k: int, batch: Any) -> Any:
+        def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
             if k == len(pools):
                 pools.append(Pool(self.combination.exit_threshold))
-            if (undecided := pools[k].undecided(self._arguments(inputs(batch)))) is None:
+            if (undecided := pools[k].undecided(given)) is None:
                 return k
-            shape = pools[k].add(each(Tensor.cpu, self._output(member, *undecided)), share)
+            try:
+                output = self._output(member, *undecided)
+            except (RuntimeError, ArgumentError) as error:
+                if undecided is given:
+                    raise
+                raise ArgumentError(
+                    "inputs must have one row per example for early exit, but the model failed for some rows of a "
+                    f"batch ({error}): use {ONE_ROW}, or exit_threshold=None"
+                ) from error
+            shape = pools[k].add(each(Tensor.cpu, output), share)
             return shape if self.combination.exit_threshold is None else k
 
-        self._visit(loader, add, progress)
+        self._read(loader, inputs, add, progress)
         return each(self._finished, joined([pool.mean for pool in pools]))
 
     def outputs(
@@ -186,34 +201,37 @@ class Ensemble(nn.Module):
         """The outputs of every member of a classifier for all batches of a loader, with the labels.
 
         `inputs` and `progress` are those of `predict`. `targets` selects the labels from a batch: by default the
-        second element of a tuple, named tuple or list, and the entry "labels" of a mapping.
+        second element of a tuple, named tuple or list, and the entry "labels" of a mapping. Streamed members must read
+        the same labels in the same order.
         """
         rows: dict[Member, list[Tensor]] = {}
         labels: list[Tensor] = []
 
-        def add(member: Member, share: float, k: int, batch: Any) -> Any:
-            args, kwargs = self._arguments(inputs(batch))
-            found = self._log_probabilities(scores(self._replicas.holding(member)(*args, **kwargs)))
-            if len(rows.setdefault(member, [])) == len(labels):
+        def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
+            found = class_scores(self._replicas.output(member, *given), self.dim)
+            self._check(found)
+            found = log_probabilities(found, self.activation)
+            if k == len(labels):
                 labels.append(torch.as_tensor(targets(batch)).cpu())
-            rows[member].append(found)
+            elif not self.resident and not torch.equal(labels[k], torch.as_tensor(targets(batch)).cpu()):
+                raise ArgumentError(
+                    "loader must yield its batches in the same order for every member if members are streamed, "
+                    f"got other labels in batch {k + 1}: do not shuffle, or use resident=True"
+                )
+            rows.setdefault(member, []).append(found)
             return found.shape
 
-        self._visit(loader, add, progress)
+        self._read(loader, inputs, add, progress)
         found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
         given = torch.cat(labels)
         if not torch.equal(given.long().to(given.dtype), given):
             raise ArgumentError(f"targets must be class indices, got {given.dtype} with fractions: pass targets=")
         return Outputs(self.combination.members, np.stack(found), given.long().numpy())
 
-    def activated(self, scores: Tensor) -> Tensor:
-        """The probabilities, in float32 or wider, for the scores of a member."""
-        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
-            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.activation == "softmax":
-            return scores.softmax(self.dim)
-        return scores if self.activation is None else self.activation(scores)
+    def activated(self, scores: Any) -> Any:
+        """The probabilities, in float32 or wider, for the scores of a member: a tensor, or a dictionary of tensors."""
+        self._check(scores)
+        return each(self._probabilities, scores)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode; `mode` is ignored."""
@@ -222,57 +240,35 @@ class Ensemble(nn.Module):
     def __repr__(self) -> str:
         return f"Ensemble(steps={self.steps}, resident={self.resident})"
 
-    def _visit(
-        self, loader: Iterable[Any], visit: Callable[[Member, float, int, Any], Any], progress: Progress | None
+    def _read(
+        self, loader: Iterable[Any], inputs: Callable[[Any], Any], visit: Visit, progress: Progress | None
     ) -> None:
-        """Call `visit` for each member, newest first, and each batch; it returns what must be equal for all members."""
-        check_order(loader)
-        batches, done, before = count(loader), 0, None
-        for member, share in self._newest_first():
-            seen = []
-            for k, batch in enumerate(loader):
-                with torch.no_grad():
-                    seen.append(visit(member, share, k, batch))
-                done += 1
-                if progress is not None:
-                    progress(done, None if batches is None else batches * self.last)
-            if not seen or before not in (None, seen):
-                raise ArgumentError("loader must yield the same batches, at least one, for every member: use a list")
-            before = seen
+        """Call `visit` for each batch and each member, newest first."""
+        members = self._newest_first()
+        passes = [members] if self.resident else [[one] for one in members]
+        device = self._replicas.device
+        read(loader, passes, lambda batch: self._prepared(*arguments(inputs(batch), device)), visit, progress)
 
     def _newest_first(self) -> list[tuple[Member, float]]:
         """The members, in the order in which they are evaluated, with their weights."""
         return list(zip(self.combination.members, self.combination.shares, strict=True))[::-1]
 
-    def _arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._prepared(*arguments(inputs, self._replicas.device))
-
-    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of the members."""
         return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return each(self.activated, scores(self._replicas.holding(member)(*args, **kwargs)))
+        return self.activated(scores(self._replicas.output(member, args, kwargs)))
 
-    def _log_probabilities(self, scores: Any) -> Tensor:
-        """(examples, classes) in float16 on the CPU."""
-        if not isinstance(scores, Tensor) or scores.ndim != 2 or self.dim not in (-1, 1) or self.activation is None:
-            raise ArgumentError(
-                "the model must return scores (examples, classes) of a classifier for outputs, "
-                f"got {tuple(scores.shape) if isinstance(scores, Tensor) else 'a mapping'} with dim={self.dim} and "
-                f"activation={self.activation!r}: call ensemble.members"
-            )
-        if self.activation == "softmax":
-            found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
-        else:
-            probabilities = self.activated(scores)
-            if not torch.allclose(sums := probabilities.sum(-1), torch.ones_like(sums), atol=1e-2):
-                raise ArgumentError(
-                    "activation must return probabilities that sum to 1 over the classes for outputs, "
-                    f"got sums from {sums.min():.4g} to {sums.max():.4g}: call ensemble.members"
-                )
-            found = probabilities.log()
-        return found.half().cpu()
+    def _check(self, scores: Any) -> None:
+        """Reject scores for which a softmax is wrong; values are checked once, because this waits for the device."""
+        if self.activation == "softmax" and check_softmax(scores, self.dim, values=not self._returns_logits):
+            self._returns_logits = True
+
+    def _probabilities(self, scores: Tensor) -> Tensor:
+        if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
+            raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
+        return probabilities(scores, self.activation, self.dim)
 
     def _finished(self, mean: Tensor) -> Tensor:
         """The prediction for the mean of the members."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from .batches import each, rows
 from .errors import ArgumentError
 
+ONE_ROW = "no tensor that has as many rows as the batch for another reason"
+
 
 class Pool:
     """Adds up the outputs of members.
@@ -65,10 +67,11 @@ class Pool:
                 "exit_threshold must be None unless the model returns one tensor (examples, classes), "
                 f"got {tuple(output.shape) if isinstance(output, Tensor) else 'a mapping'}"
             )
-        if self._undecided is not None and len(output) != len(self._undecided):
+        if self._undecided is not None and output.shape != self._total.shape:
             raise ArgumentError(
-                f"inputs must have one row per example for early exit, got {len(output)} outputs for "
-                f"{len(self._undecided)} examples: use tensors, and a loader that repeats its batches"
+                "inputs must have one row per example for early exit, got outputs of shape "
+                f"{tuple(output.shape)} instead of {tuple(self._total.shape)}: use a loader that repeats its batches, "
+                f"and {ONE_ROW}, or exit_threshold=None"
             )
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,7 @@ class Replicas(nn.ModuleList):
         self._entries: dict[Member, Mapping[str, Entry]] = {}  # of each member that was added
         self._slots: dict[Member, int] = {}  # the replica of each resident member
         self._held: list[Mapping[str, Entry]] = [{}]  # the tensors that each replica holds
+        self._turn = Turn()
 
     @property
     def device(self) -> torch.device:
@@ -61,6 +64,13 @@ class Replicas(nn.ModuleList):
         self._slots[member] = slot
         return self[slot]
 
+    def output(self, member: Member, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The output of a member. Threads take turns with the replica through which members are streamed."""
+        if self._resident:
+            return self.holding(member)(*args, **kwargs)
+        with self._turn:
+            return self.holding(member)(*args, **kwargs)
+
     def _of_model(self, entries: Mapping[str, Entry], member: Member) -> Mapping[str, Entry]:
         """Entries for the tensors of the model that a member lacks; the first replica already holds them."""
         live = tensors(self[0])
@@ -84,6 +94,22 @@ class Replicas(nn.ModuleList):
         shared = {name: entry for name, entry in entries.items() if entry in bank}
         newest = tensors(self[0])
         return deepcopy(self[0], {id(newest[name]): bank[entry] for name, entry in shared.items()}), shared
+
+
+class Turn:
+    """A lock that can be copied and pickled: the copy is another lock."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["Turn"], tuple[()]]:
+        return Turn, ()
 
 
 @torch.no_grad()

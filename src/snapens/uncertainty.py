@@ -49,7 +49,7 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
             break
         # numpy would take a tensor of one element for an integer
         rows = pool.rows if isinstance(pool.rows, slice) else pool.rows.numpy()
-        output = ensemble.activated(class_scores(member(undecided))).cpu()
+        output = ensemble.activated(class_scores(member(undecided), ensemble.dim)).cpu()
         used[rows] += 1
         weights[rows] += share
         inside[rows] += share * metrics.entropy(output)

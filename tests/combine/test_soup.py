@@ -176,7 +176,12 @@ class Pair(nn.Module):
         ),
         (lambda: of(STATES, held_out=[torch.eye(4)]).error(0), ArgumentError, "batch must contain labels"),
         (lambda: of([state(1, 2)]).error(0), MismatchError, "weight has shape (2, 2), the model's is (2, 4)"),
-        (lambda: of(STATES, model=Pair()).error(0), ArgumentError, "model must return one tensor of scores for a soup"),
+        (lambda: of(STATES, model=Pair()).error(0), ArgumentError, "scores per example for a soup, got a mapping"),
+        (
+            lambda: of([nn.Linear(4, 1).state_dict()], model=nn.Linear(4, 1)).error(0),
+            ArgumentError,
+            "model must return one tensor with two or more scores per example for a soup, got shape (3, 1)",
+        ),
         (
             lambda: of([nn.BatchNorm1d(4).state_dict()] * 2, model=nn.BatchNorm1d(4)).error(0, 1),
             ArgumentError,

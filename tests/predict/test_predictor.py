@@ -220,6 +220,14 @@ def test_other_activations_are_rejected(options):
         Predictor(Ensemble(stores, Residual(), **options), X[:2])
 
 
+def test_log_probabilities_are_rejected():
+    stores = [*ensemble_of(Residual)._runs.values()]
+    with pytest.raises(
+        ArgumentError, match=r"must have output='probabilities', got 'log_probabilities': build another"
+    ):
+        Predictor(Ensemble(stores, Residual(), output="log_probabilities"), X[:2])
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -239,6 +247,6 @@ def test_inputs_unlike_the_example_are_rejected(inputs, message):
 def test_a_model_with_several_outputs_is_rejected():
     x = torch.randn(2, 4)
     with pytest.raises(
-        ArgumentError, match=r"must return scores \(batch, classes\), got a mapping: use Ensemble.predict"
+        ArgumentError, match=r"must return scores \(batch, classes\), got a mapping and dim=-1: use Ensemble.predict"
     ):
         Predictor(ensemble_of(Several), x)(x)

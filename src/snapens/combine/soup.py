@@ -158,8 +158,12 @@ class Soups:
         device = next(iter(tensors(self._model).values())).device
         args, kwargs = arguments(self._inputs(batch), device)
         output = scores(self._model(*args, **kwargs))
-        if not isinstance(output, Tensor):
-            raise ArgumentError("model must return one tensor of scores for a soup, got a mapping: wrap the model")
+        if not isinstance(output, Tensor) or output.ndim < 2 or output.shape[-1] < 2:
+            shown = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else "a mapping"
+            raise ArgumentError(
+                f"model must return one tensor with two or more scores per example for a soup, got {shown}: "
+                "wrap the model"
+            )
         return output
 
 

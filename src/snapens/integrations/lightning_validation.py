@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import metrics
-from ..batches import check_order
 from ..errors import ArgumentError
+from ..loaders import check_order
+from ..prediction import Prediction
 
 log = logging.getLogger("snapens")
 
@@ -52,8 +52,8 @@ class Validation:
         with batches.as_in_validation(), trainer.precision_plugin.val_step_context():
             ensemble = callback.ensemble(resident=False)
             outputs = ensemble.outputs(batches, inputs=self._inputs, targets=self._targets)
-        mean = outputs.probabilities.mean(0)
-        return float(metrics.error(mean, outputs.labels)), float(metrics.nll(mean, outputs.labels))
+        score = Prediction.of(outputs).score
+        return score.error, score.nll
 
 
 class Batches:

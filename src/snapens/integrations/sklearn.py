@@ -7,7 +7,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from ..activation import Activation
 from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError
@@ -83,7 +84,7 @@ class _SnapshotEstimator(BaseEstimator):
         data: tuple[Array, Array, Array],
         outputs: int,
         losses: Callable[[Tensor, Tensor], Tensor],
-        activation: Literal["softmax"] | nn.Module,
+        activation: Activation,
     ) -> Self:
         """Train on rows (rows, features), targets and weights; `losses` returns one value per row."""
         self._check_parameters()
@@ -191,7 +192,8 @@ class SnapshotClassifier(ClassifierMixin, _SnapshotEstimator):
         check_classification_targets(y)
         self.classes_, indices = np.unique(y, return_inverse=True)
         data = _weighted(X, indices, sample_weight)
-        return self._fit(data, len(self.classes_), partial(cross_entropy, reduction="none"), "softmax")
+        activation: Activation = "softmax" if len(self.classes_) > 1 else torch.ones_like  # a single class is certain
+        return self._fit(data, len(self.classes_), partial(cross_entropy, reduction="none"), activation)
 
     def predict_proba(self, X: Any) -> Array:
         """The probabilities (rows, classes), in the order of `classes_`: the mean of the members' softmax."""

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..activation import check_softmax
+from ..batches import class_scores
 from ..ensemble import Ensemble
 from ..errors import ArgumentError
 from ..weights import tensors
@@ -91,6 +93,8 @@ class Predictor:
         reduced = {"enabled": False} if self.dtype == torch.float32 else {"dtype": self.dtype}
         precision = partial(torch.autocast, self.device.type, **reduced)
         networks = [prepared(member, self._example, self.dtype, accelerate) for member in members[::-1]]
+        with precision():
+            check_softmax(class_scores(networks[0](self._example)), -1)
         if set_channels_last(networks, self._example, precision):
             self._example = self._example.contiguous(memory_format=torch.channels_last)
         if self.device.type == "cuda":
@@ -150,6 +154,11 @@ def _members(ensemble: Ensemble) -> tuple[nn.Module, ...]:
         raise ArgumentError(
             f"ensemble must have activation='softmax' and dim=-1, got {ensemble.activation!r} and {ensemble.dim}: "
             "use Ensemble.predict"
+        )
+    if ensemble.output != "probabilities":
+        raise ArgumentError(
+            f"ensemble must have output='probabilities', got {ensemble.output!r}: build another ensemble, and take the "
+            "logarithm of what Predictor returns"
         )
     return ensemble.members
 

@@ -147,6 +147,11 @@ def _check(ensemble: Ensemble) -> None:
             "ensemble must average the softmax over the last dimension, because load_ensemble does so, got "
             f"activation={ensemble.activation!r} and dim={ensemble.dim}: use the defaults"
         )
+    if ensemble.output != "probabilities":
+        raise ArgumentError(
+            f"ensemble must have output='probabilities', because the output is not saved, got {ensemble.output!r}: "
+            "build it with the default, and pass output= to load_ensemble"
+        )
     if ensemble.preprocess is not None:
         raise ArgumentError("ensemble must have no preprocess module, which would not be saved: remove it")
     newest = ensemble.members[-1]

@@ -1,0 +1,74 @@
+"""Activation: how the scores of a member become probabilities, and which scores a softmax fits."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .errors import ArgumentError
+
+Activation = Literal["softmax"] | Callable[[Tensor], Tensor] | None
+"""None: the scores themselves are averaged."""
+
+
+def probabilities(scores: Tensor, activation: Activation, dim: int) -> Tensor:
+    """The probabilities, in float32 or wider."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if activation == "softmax":
+        return scores.softmax(dim)
+    return scores if activation is None else activation(scores)
+
+
+def log_probabilities(scores: Tensor, activation: Activation) -> Tensor:
+    """The logarithms of the probabilities (examples, classes), in float16 on the CPU."""
+    if activation == "softmax":
+        found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
+    else:
+        given = probabilities(scores, activation, -1)
+        if not torch.allclose(sums := given.sum(-1), torch.ones_like(sums), atol=1e-2):
+            raise ArgumentError(
+                "activation must return probabilities that sum to 1 over the classes for outputs, "
+                f"got sums from {sums.min():.4g} to {sums.max():.4g}: call ensemble.members"
+            )
+        found = given.log()
+    return found.half().cpu()
+
+
+def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
+    """Reject scores (a tensor, or a dictionary of tensors) for which a softmax is wrong: one score, and probabilities.
+
+    Returns whether the values were checked. This waits for the device, so it is not done without `values`, nor while a
+    graph is compiled, traced or captured. One row is not enough, because its logits can sum to 1 by chance.
+    """
+    if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # its sizes are tensors
+        return False
+    found = [scores] if isinstance(scores, Tensor) else list(scores.values())
+    for tensor in found:
+        if tensor.ndim < 2 or tensor.shape[dim] < 2:
+            raise ArgumentError(
+                f"model must return a batch with two or more scores along dim={dim} for activation='softmax', got "
+                f"shape {tuple(tensor.shape)}: pass activation=torch.sigmoid for one logit, None for regression"
+            )
+    if not values or torch.compiler.is_compiling():
+        return False
+    if any(tensor.is_cuda for tensor in found) and torch.cuda.is_current_stream_capturing():
+        return False
+    if any(tensor.numel() < 2 * tensor.shape[dim] for tensor in found):
+        return False
+    try:
+        wrong = any(_are_probabilities(tensor, dim) for tensor in found)
+    except RuntimeError:  # a tensor without values: under vmap, or fake
+        return False
+    if wrong:
+        raise ArgumentError(
+            "activation must be None for a model that returns probabilities, got 'softmax' for outputs that sum to 1 "
+            f"along dim={dim}: pass activation=None, or remove the softmax from the model"
+        )
+    return True
+
+
+def _are_probabilities(scores: Tensor, dim: int) -> bool:
+    precision = torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0.0
+    sums = scores.float().sum(dim)
+    return bool((scores >= 0).all() & ((sums - 1).abs() <= max(precision, 1e-5)).all())  # half precision rounds more

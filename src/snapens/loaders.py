@@ -1,0 +1,97 @@
+"""Loaders: read the batches of a loader for the members of an ensemble."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from .combination import Member
+from .errors import ArgumentError
+
+Progress = Callable[[int, int | None], object]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Visit = Callable[[Member, float, int, Arguments, Any], Any]
+"""Called with a member, its weight, the number of a batch, the arguments of the member, and the batch."""
+
+
+def read(
+    loader: Iterable[Any],
+    passes: Sequence[Sequence[tuple[Member, float]]],
+    prepared: Callable[[Any], Arguments],
+    visit: Visit,
+    progress: Progress | None,
+) -> None:
+    """Read the loader once per pass, and visit the members of the pass for each batch.
+
+    `visit` returns what must be equal in every pass.
+    """
+    check_batches(loader)
+    if len(passes) > 1:
+        check_order(loader)
+    batches, done, before = count(loader), 0, None
+    for members in passes:
+        seen = []
+        for k, batch in enumerate(loader):
+            with torch.no_grad():
+                given = prepared(batch)
+                untouched = versions(*given)
+                seen.append([visit(member, share, k, given, batch) for member, share in members])
+                if len(members) > 1 and versions(*given) != untouched:
+                    raise ArgumentError(
+                        "model must not change its input in place, because all members share it: "
+                        "clone the input in forward(), or use resident=False"
+                    )
+            done += 1
+            if progress is not None:
+                progress(done, None if batches is None else batches * len(passes))
+        if not seen or before not in (None, seen):
+            raise ArgumentError("loader must yield the same batches, at least one, for every member: use a list")
+        before = seen
+
+
+def check_batches(loader: Iterable[Any]) -> None:
+    """Reject a data set or a tensor, which would be read as batches of one example each."""
+    if isinstance(loader, Tensor) or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
+        raise ArgumentError(
+            f"loader must be an iterable of batches, got {type(loader).__name__}: "
+            "pass a DataLoader or a list, [x] for one batch"
+        )
+
+
+def check_order(loader: Iterable[Any]) -> None:
+    """Reject a loader that cannot be repeated in the same order, for streamed members: each reads all batches again."""
+    if isinstance(loader, Iterator):
+        raise ArgumentError(
+            f"loader must be readable once per member if members are streamed, got {type(loader).__name__}: "
+            "pass a DataLoader or a list, or use resident=True"
+        )
+    if isinstance(loader, DataLoader):
+        for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+            if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
+                raise ArgumentError(
+                    "loader must yield its batches in the same order for every member if members are streamed, "
+                    f"got a {type(sampler).__name__}: use shuffle=False or resident=True"
+                )
+
+
+def count(loader: Any) -> int | None:
+    """The number of batches, or None if the loader has no length."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """How often each tensor among the arguments was changed in place; tensors of inference mode do not count it."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return [tensor._version for tensor in given if not tensor.is_inference()]
