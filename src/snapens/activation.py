@@ -57,7 +57,7 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
     if any(tensor.numel() < 2 * tensor.shape[dim] for tensor in found):
         return False
     try:
-        wrong = any(_are_probabilities(tensor, dim) for tensor in found)
+        wrong = any(are_probabilities(tensor, dim) for tensor in found)
     except RuntimeError:  # a tensor without values: under vmap, or fake
         return False
     if wrong:
@@ -68,7 +68,8 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
     return True
 
 
-def _are_probabilities(scores: Tensor, dim: int) -> bool:
+def are_probabilities(scores: Tensor, dim: int) -> bool:
+    """Whether all values are positive and sum to 1 along `dim`."""
     precision = torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0.0
     sums = scores.float().sum(dim)
     return bool((scores >= 0).all() & ((sums - 1).abs() <= max(precision, 1e-5)).all())  # half precision rounds more

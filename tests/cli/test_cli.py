@@ -53,6 +53,9 @@ def plain(classes, channels, at=0):
 def interrupted(classes, channels):
     return plain(classes, channels, at=9)
 
+def sure(classes, channels):
+    return plain(classes, channels).append(nn.Softmax(1))
+
 def wide(classes, channels):
     return plain(5, channels)
 
@@ -229,6 +232,10 @@ def test_a_run_that_fails_is_said_to_and_exits_with_1(folder, capsys):
         (["--network", "mine:nothing"], "network must be module:callable that Python can import"),
         (["--network", "resnet11", "--data", "nowhere"], "unknown network 'resnet11'"),  # before any data is read
         (["--network", "mine:broken"], "network 'mine:broken' must be able to train on arrays in batches of 8, got"),
+        (
+            ["--network", "mine:sure"],
+            "network 'mine:sure' must return logits, got probabilities: remove",
+        ),
         (["--network", "mine:wide"], "network 'mine:wide' must have 3 outputs per example, got (5,)"),
         (["--batch", "49"], "batch must be at most the 48 training examples, got 49"),
         (

@@ -1,6 +1,6 @@
 """TrainingStep: one optimizer step as a function of tensors on the device, called directly or as one CUDA graph."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
+from ...activation import are_probabilities
 from ...batchnorm import estimated_statistics, norms
 from ...errors import ArgumentError, MismatchError
 from ...restarts import add_noise
@@ -119,13 +120,15 @@ class TrainingStep:
             self._active_world = self.world
 
     def _evaluate(self, inputs: Tensor) -> None:
-        """Check that the network has one output per class."""
-        found = self.log_probabilities([inputs])
+        """Check that the network has one output per class, before softmax."""
+        [found] = self._outputs([inputs])
+        name = self.recipe.network.name
         if found.shape[1:] != (classes := len(self.placed.data.classes),):
-            name = self.recipe.network.name
             raise ArgumentError(
                 f"network {name!r} must have {classes} outputs per example, got {tuple(found.shape[1:])}"
             )
+        if classes > 1 and are_probabilities(found, 1):
+            raise ArgumentError(f"network {name!r} must return logits, got probabilities: remove its last softmax")
 
     def release(self) -> None:
         """Free the memory of an evaluation for other runs."""
@@ -195,15 +198,21 @@ class TrainingStep:
             for kept, live in (*self._averaged, *self._counted):
                 kept.copy_(live)
 
-    @torch.no_grad()
     def log_probabilities(self, batches: Iterable[Tensor]) -> Tensor:
-        """The outputs of the kept network in eval mode: (examples, classes), float16, on the CPU."""
+        """The predictions of the kept network in eval mode: (examples, classes), float16, on the CPU."""
+        return torch.cat([log_softmax(outputs.float(), dim=1).half() for outputs in self._outputs(batches)]).cpu()
+
+    @torch.no_grad()
+    def _outputs(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The outputs of the kept network in eval mode for each batch."""
         self.kept.eval()
         try:
-            found = [self._log_probabilities(batch) for batch in batches]
+            for batch in batches:
+                with precision(self.device):
+                    outputs = self.kept(batch)
+                yield outputs
         finally:
             self.kept.train()
-        return torch.cat(found).cpu()
 
     def estimate_statistics(self, examples: int) -> None:
         """Set the BatchNorm statistics of `kept` to plain averages over augmented examples, without dropout."""
@@ -211,11 +220,6 @@ class TrainingStep:
             for inputs in self._whole_feed.sample(examples):
                 with precision(self.device):
                     self.kept(inputs)
-
-    def _log_probabilities(self, inputs: Tensor) -> Tensor:
-        with precision(self.device):
-            outputs = self.kept(inputs)
-        return log_softmax(outputs.float(), dim=1).half()
 
     def _step(self) -> None:
         batch = self.feed.read(self.completed)
