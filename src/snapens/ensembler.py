@@ -3,8 +3,7 @@
 import logging
 import os
 import weakref
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from typing import Any, Literal
@@ -13,13 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import cautions
 from .combination import Combination
 from .ensemble import Ensemble
-from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError, shortened
+from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
 from .kept import Keep, kept, kept_by_all, reject_wrapper
 from .ranks import Ranks
 from .rates import Rates
-from .schedule import Schedule, check_order, description, differences, missing_cycles
+from .schedule import Schedule, check_order, description, differences
 from .snapshots import Snapshots
 from .weights import reject_fsdp1, tensors
 
@@ -99,7 +99,7 @@ class SnapshotEnsembler:
         self.ranks = Ranks(model, process_group)
         self._on_restart, self._skip = on_restart, on_nonfinite == "skip"
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
-        self._progress = _Progress()
+        self._progress = cautions.Progress()
         reject_wrapper(model, self.keep)
         live = kept_by_all(model, self.keep, self.ranks)
         self.ranks.together(lambda: self.snapshots.check(live))  # now, not only at the end of the first cycle
@@ -109,9 +109,9 @@ class SnapshotEnsembler:
         self._set_rates()
         log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
         if self.ranks.rank == 0:
-            _warn_of_untrained(model, optimizer, live)
+            cautions.untrained(model, optimizer, live)
             place = "memory" if self.snapshots.path is None else str(self.snapshots.path)
-            weakref.finalize(self, _warn_of_early_end, self._progress, schedule, place, os.getpid())
+            weakref.finalize(self, cautions.early_end, self._progress, schedule, place, os.getpid())
 
     @property
     def completed(self) -> int:
@@ -260,7 +260,7 @@ class SnapshotEnsembler:
             log.warning("no snapshot is stored at step %d: %s", step, error)
             return False
         if self.ranks.rank == 0:
-            _warn_of_repeated(self.snapshots)
+            cautions.repeated(self.snapshots)
         return True
 
     def _set_rates(self) -> None:
@@ -275,52 +275,6 @@ class SnapshotEnsembler:
             return self.snapshots.identity
 
         self._identity: dict[str, Any] = self.ranks.on_first(identity, others)
-
-
-@dataclass
-class _Progress:
-    """The progress of a run. A separate object, because the warning of an early end is logged without the ensembler."""
-
-    completed: int = 0
-    closed: bool = False
-    failed: bool = False
-    """Whether the last call of `step()` rejected the weights: that error already says why the run ended."""
-
-
-def _warn_of_early_end(progress: _Progress, schedule: Schedule, place: str, process: int) -> None:
-    missing = missing_cycles(schedule, progress.completed)
-    began_and_stopped = progress.completed > 0 and not progress.closed and not progress.failed
-    if missing and began_and_stopped and process == os.getpid():  # a forked process may end at any time
-        log.warning(
-            "the run in %s ended after step %d of %d, without a snapshot of %s: resume it from a checkpoint. If the "
-            "training was complete, total_steps is not its number of optimizer steps. close() prevents this warning",
-            place,
-            progress.completed,
-            schedule.total_steps,
-            missing,
-        )
-
-
-def _warn_of_untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    live = {name: tensor for name, tensor in tensors(model).items() if name in stored}
-    if left := [name for name, tensor in live.items() if tensor.requires_grad and id(tensor) not in held]:
-        log.warning(
-            "the optimizer does not hold %s: they keep their weights, or another optimizer trains them without this "
-            "schedule. Build the optimizer from model.parameters(), or freeze them with requires_grad_(False)",
-            shortened(left, 3),
-        )
-
-
-def _warn_of_repeated(snapshots: Snapshots) -> None:
-    *_, before, last = (0, *snapshots.steps)
-    if before and snapshots.entries(before) == snapshots.entries(last):  # equal entries have equal content
-        log.warning(
-            "the snapshot of step %d is equal to that of step %d: check that the optimizer trains the model and, if "
-            "keep is an average, that it is updated before step()",
-            last,
-            before,
-        )
 
 
 def _listed(different: dict[str, tuple[Any, Any]]) -> str:

@@ -12,11 +12,21 @@ from torch import Tensor
 from ...errors import ArgumentError
 from ..data.ahead import read_ahead
 from ..data.order import Order
-from ..data.protocol import Placed
+from ..data.protocol import Data, Placed
 from ..recipe.batch import Batch, Transform
+from ..recipe.recipe import Recipe
 
 _MOST_ROWS = 1 << 12
 _Read = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32]]
+
+
+def transforms_of(recipe: Recipe, data: Data) -> tuple[Transform, ...]:
+    """The transforms of a recipe, or the default of the data set."""
+    for transform in recipe.transforms or ():
+        if not transform.suits(data.inputs):
+            described = ", ".join(f"{name}={value}" for name, value in data.inputs.items())
+            raise ArgumentError(f"transforms must suit the data ({described}), got {transform.kind}: remove it")
+    return data.transforms if recipe.transforms is None else recipe.transforms
 
 
 class Feed:

@@ -18,10 +18,10 @@ from ...weights import tensors
 from .. import nets
 from ..data.protocol import Placed
 from ..nets.dropout import KeyedDropout
-from ..recipe.batch import Batch, Transform
+from ..recipe.batch import Batch
 from ..recipe.recipe import Recipe
 from .ascent import Ascent
-from .feed import Feed
+from .feed import Feed, transforms_of
 from .network import accelerated, compile_blocks, precision
 from .norms import SynchronisedNorms
 from .teacher import Folders, prepared
@@ -51,7 +51,7 @@ class TrainingStep:
         self.recipe, self.placed, self.device, self.world = recipe, placed, placed.device, world or World()
         self._active_world = self.world
         part = self.world.part(recipe.budget.batch)
-        _check_processes(recipe, self.world.count)
+        self.world.check(recipe)
         self.network = self._network_on_device()
         self.kept = self.network if recipe.averaging is None else self._network_on_device()
         named = zip(tensors(self.kept).values(), tensors(self.network).values(), strict=True)
@@ -59,7 +59,7 @@ class TrainingStep:
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         self._counted = [pair for pair in pairs if not pair[0].is_floating_point()]
         self._objective = prepared(recipe.objective, placed, teachers)
-        self.transforms = self._effective_transforms()
+        self.transforms = transforms_of(recipe, placed.data)
         self.feed = Feed(placed, self.transforms, recipe.seed, recipe.budget.batch, part)
         self.completed = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(schedule.total_steps, device=self.device)
@@ -277,15 +277,6 @@ class TrainingStep:
         for count, current in self._counted:
             count.copy_(current)
 
-    def _effective_transforms(self) -> tuple[Transform, ...]:
-        """The transforms of the recipe, or the default of the data set."""
-        chosen, inputs = self.recipe.transforms, self.placed.data.inputs
-        for transform in chosen or ():
-            if not transform.suits(inputs):
-                described = ", ".join(f"{name}={value}" for name, value in inputs.items())
-                raise ArgumentError(f"transforms must suit the data ({described}), got {transform.kind}: remove it")
-        return self.placed.data.transforms if chosen is None else chosen
-
     def _network_on_device(self) -> nn.Module:
         network = self._built(cycle=0).to(self.device)
         for module in network.modules():
@@ -297,22 +288,6 @@ class TrainingStep:
     def _built(self, cycle: int) -> nn.Module:
         data = self.placed.data
         return nets.of(self.recipe, len(data.classes), data.inputs, cycle).train()
-
-
-def _check_processes(recipe: Recipe, count: int) -> None:
-    """Require settings with which several processes compute the same steps as one."""
-    if recipe.batchnorm_parts not in (1, count):
-        raise ArgumentError(
-            f"batchnorm_parts must be the number of processes, {count}, or 1, got "
-            f"{recipe.batchnorm_parts}: use as many processes"
-        )
-    rows, least = recipe.budget.batch // count, 2 if recipe.batchnorm_parts > 1 else 1  # BatchNorm needs two examples
-    every = 1 if recipe.sharpness is None else recipe.sharpness.every
-    if count > 1 and (rows % every or rows < least * every):
-        raise ArgumentError(
-            f"sam_every must divide the {rows} examples of each process into parts of {least} or more, got {every}: "
-            "use a smaller --sam-every, a larger --batch or fewer processes"
-        )
 
 
 def _current_name(name: str) -> str:

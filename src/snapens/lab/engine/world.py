@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ArgumentError, MismatchError, ProcessError, SnapensError
+from ..recipe.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -46,6 +47,21 @@ class World:
             )
         rows = batch // self.count
         return slice(self.rank * rows, (self.rank + 1) * rows)
+
+    def check(self, recipe: Recipe) -> None:
+        """Require settings with which several processes compute the same steps as one."""
+        if recipe.batchnorm_parts not in (1, self.count):
+            raise ArgumentError(
+                f"batchnorm_parts must be the number of processes, {self.count}, or 1, got {recipe.batchnorm_parts}: "
+                "use as many processes"
+            )
+        rows, every = recipe.budget.batch // self.count, 1 if recipe.sharpness is None else recipe.sharpness.every
+        least = 2 if recipe.batchnorm_parts > 1 else 1  # BatchNorm needs two examples
+        if self.count > 1 and (rows % every or rows < least * every):
+            raise ArgumentError(
+                f"sam_every must divide the {rows} examples of each process into parts of {least} or more, got "
+                f"{every}: use a smaller --sam-every, a larger --batch or fewer processes"
+            )
 
     def agree(self, action: Callable[[], T]) -> T:
         """Call `action` on all ranks; if it fails on a rank, raise an error on all."""
