@@ -228,6 +228,14 @@ def test_one_process_of_torchrun_is_alone(monkeypatch):
     assert joined() == World()
 
 
+def test_a_process_may_have_one_example_with_its_own_statistics():
+    """Its values are those of all pixels. Only SAM with a part of a batch needs more examples."""
+    recipe = tiny.replace(tiny.recipe(network="small", batch=2), batchnorm_parts=2)
+    World(0, 2).check(recipe)
+    with pytest.raises(ArgumentError, match=r"sam_every must divide the 1 examples of each process into parts of 2"):
+        World(0, 2).check(tiny.replace(recipe, sharpness=sharpness.SAM(every=1)))
+
+
 @pytest.fixture
 def group():
     """A process group of this process alone."""

@@ -55,9 +55,11 @@ class World:
                 f"batchnorm_parts must be the number of processes, {self.count}, or 1, got {recipe.batchnorm_parts}: "
                 "use as many processes"
             )
-        rows, every = recipe.budget.batch // self.count, 1 if recipe.sharpness is None else recipe.sharpness.every
+        if recipe.sharpness is None or self.count == 1:
+            return
+        rows, every = recipe.budget.batch // self.count, recipe.sharpness.every
         least = 2 if recipe.batchnorm_parts > 1 else 1  # BatchNorm needs two examples
-        if self.count > 1 and (rows % every or rows < least * every):
+        if rows % every or rows < least * every:
             raise ArgumentError(
                 f"sam_every must divide the {rows} examples of each process into parts of {least} or more, got "
                 f"{every}: use a smaller --sam-every, a larger --batch or fewer processes"
