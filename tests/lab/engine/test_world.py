@@ -289,6 +289,7 @@ def test_two_processes(tmp_path, monkeypatch):
     trained((PLAIN, tmp_path / "again"), resume=True)
     assert largest_difference(tmp_path / "again", tmp_path / "one-plain") < SAME
     assert largest_difference(tmp_path / "two-norm", tmp_path / "one-norm") < SAME
+    assert largest_difference(tmp_path / "two-sam", tmp_path / "one-sam") < SAME
     assert Run(tmp_path / "two-plain").finish_event["device"].startswith("2 × CPU")
     assert [line["event"] for line in Run(tmp_path / "two-plain").log()] == [
         line["event"] for line in Run(tmp_path / "one-plain").log()
