@@ -17,6 +17,7 @@ from snapens.lab.data import DATASETS
 from snapens.lab.nets import NETWORKS
 from snapens.lab.recipe import (
     EMA,
+    SAM,
     SGD,
     AdamW,
     Budget,
@@ -153,6 +154,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         Mixup(),
         CutMix(),
         TrivialAugment(),
+        SAM(),
     )
     assert [vars(entry) for entry in entries] == [
         {"lr": 1e-3, "weight_decay": 0.01, "decays": "all", "beta1": 0.9, "beta2": 0.999},
@@ -167,6 +169,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         {"alpha": 0.2, "probability": 1.0},
         {"alpha": 1.0, "probability": 1.0},
         {},
+        {"radius": 0.1, "every": 4},
     ]
 
 
