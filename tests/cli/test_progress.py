@@ -106,7 +106,7 @@ def test_hours_on_a_cpu_are_announced_with_a_smaller_option(capsys, changes, hou
     [(0.5, None), (0.954, None), (0.97, 5), (0.999, 90)],  # after 100 steps: 1e-30, 0.9 %, 4.8 %, 90.5 %
 )
 def test_an_average_with_much_of_the_initial_weights_is_announced(capsys, decay, share):
-    recipe = Settings(ema=decay).recipe()
+    recipe = Settings(network="timm:resnet50", pretrained=True, ema=decay).recipe()
     training = running(recipe=recipe, schedule=CyclicCosine(200, 2), run=SimpleNamespace(path=Path("runs/a")))
     plain = running(recipe=Settings().recipe(), schedule=CyclicCosine(2, 2))
     training_commands._warn_of_slow_averages([training, plain])
@@ -115,7 +115,7 @@ def test_an_average_with_much_of_the_initial_weights_is_announced(capsys, decay,
         assert found == ""
     else:
         assert found == (
-            f"snapens: the random initial weights are {share} % of the first snapshot of runs/a, "
+            f"snapens: the initial weights are {share} % of the first snapshot of runs/a, "
             f"because --ema {decay} is slow for 100 steps: use a lower --ema, or more --epochs\n"
         )
 
