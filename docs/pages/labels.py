@@ -6,11 +6,19 @@ from snapens.lab.paper import cells as paper
 from snapens.lab.recipe.presets import PRESETS
 from snapens.lab.recipe.recipe import Dataset, Network, Recipe
 from snapens.lab.recipe.value import Value
-from snapens.report import names
 
 _OF_THE_WAY = {"method.cycles", "method.first_cycle", "method.later_peak"}
 _OF_OTHER_COLUMNS = {"seed", "budget.epochs", "dataset.held_out"}
 _OF_OTHER_WORDS = ("transforms", "averaging", "sharpness")
+_TRANSFORMS = {
+    "cutmix": "CutMix",
+    "cutout": "cutout",
+    "jitter": "colour jitter",
+    "lighting": "lighting",
+    "mirror": "mirroring",
+    "mixup": "Mixup",
+    "trivialaugment": "TrivialAugment",
+}
 _PHRASES = {
     "budget.batch": "batches of {}",
     "budget.warmup_epochs": "{} epochs of warm-up",
@@ -113,7 +121,7 @@ def _sharpness(recipe: Recipe, other: Recipe) -> list[str]:
 
 
 def _listed(transforms: Any) -> str:
-    return " and ".join(_with_settings(names.TRANSFORMS.get(one.kind, one.kind), one) for one in transforms)
+    return " and ".join(_with_settings(_TRANSFORMS[one.kind], one) for one in transforms)
 
 
 def _with_settings(name: str, value: Value) -> str:

@@ -8,6 +8,7 @@ from pages import labels
 from snapens.lab.paper import cells as paper
 from snapens.lab.recipe import Settings
 from snapens.lab.recipe.presets import PRESETS, cifar100_modern
+from snapens.lab.recipe.transforms import TRANSFORMS
 
 STRONG = ("mirror", "trivialaugment", "cutout=16")
 
@@ -57,6 +58,11 @@ STRONG = ("mirror", "trivialaugment", "cutout=16")
 )
 def test_a_label_names_each_difference_from_the_preset(changed, words):
     assert labels.words(replace(cifar100_modern(), **changed).recipe()) == words
+
+
+def test_every_transform_has_a_name():
+    every = labels.words(replace(cifar100_modern(), transforms=tuple(TRANSFORMS)).recipe())
+    assert every.startswith("Snapshot Ensemble, 3 cycles, with CutMix and colour jitter and lighting and Mixup")
 
 
 def test_a_run_with_a_recipe_of_the_paper_has_no_changes():

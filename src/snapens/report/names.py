@@ -1,4 +1,4 @@
-"""The names of networks, data sets, methods and transforms in print, as in the papers."""
+"""The names of networks, data sets and methods in print, as in the paper."""
 
 NETWORKS = {
     "resnet110": "ResNet-110",
@@ -26,13 +26,4 @@ METHODS = {
     "snapshot-0.1": "Snapshot Ensemble (α₀ = 0.1)",
     "snapshot-0.2": "Snapshot Ensemble (α₀ = 0.2)",
     **{f"m{cycles}": f"Snapshot Ensemble (M = {cycles})" for cycles in (2, 3, 4, 6, 8, 10)},
-}
-TRANSFORMS = {
-    "cutmix": "CutMix",
-    "cutout": "cutout",
-    "jitter": "colour jitter",
-    "lighting": "lighting",
-    "mirror": "mirroring",
-    "mixup": "Mixup",
-    "trivialaugment": "TrivialAugment",
 }
