@@ -37,7 +37,7 @@ from snapens.errors import ArgumentError
 from snapens.lab import data as datasets
 from snapens.lab.data.images import Images
 from snapens.lab.data.placed import PlacedImages
-from snapens.lab.engine.feed import Feed
+from snapens.lab.engine.feed import Feed, transforms_of
 from snapens.lab.engine.network import precision
 from snapens.lab.paper import cells
 from snapens.lab.records.run import Run
@@ -150,7 +150,8 @@ class Measured:
         snapshots, network = Snapshots(), self.run.ensemble(last=1, raw=False, device=self.device).members[0]
         set_tensors(network, state)
         if statistics:
-            sample = Feed(self.placed, self._transforms, self.recipe.seed, self.recipe.budget.batch)
+            transforms = transforms_of(self.recipe, self.placed.data)
+            sample = Feed(self.placed, transforms, self.recipe.seed, self.recipe.budget.batch)
             with estimated_statistics(network), precision(self.device):
                 for inputs in sample.sample(ESTIMATION_IMAGES):
                     network(inputs)
@@ -173,11 +174,6 @@ class Measured:
         state = self.run.state()
         prefix = "network."
         return {name.removeprefix(prefix): value for name, value in state.tensors.items() if name.startswith(prefix)}
-
-    @property
-    def _transforms(self) -> tuple:
-        chosen = self.recipe.transforms
-        return self.placed.data.transforms if chosen is None else chosen
 
 
 def check(runs: Sequence[Run]) -> None:
