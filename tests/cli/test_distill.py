@@ -14,7 +14,7 @@ from snapens.cli.options import TrainingOptions
 from snapens.combination import Combination
 from snapens.errors import StoreError
 from snapens.lab.engine.world import World
-from snapens.lab.recipe import Distillation, Recipe, Settings, Teacher
+from snapens.lab.recipe import EMA, SAM, Budget, Distillation, Network, Recipe, Settings, Teacher
 from snapens.lab.records.run import Run
 
 NETWORK = """
@@ -168,3 +168,12 @@ def test_a_folder_without_a_run_is_rejected(folder, capsys):
 def test_a_student_does_not_inherit_the_number_of_processes_of_its_teacher():
     command = Distill(Path("run"), epochs=1, training=TrainingOptions())
     assert command._recipe(Recipe(batchnorm_parts=2), Teacher("run", (1,))).batchnorm_parts == 1
+
+
+def test_a_student_with_another_network_takes_over_only_the_stride_of_the_first_layer():
+    network, budget = Network("timm:resnet50", dropout=0.2, stem_stride=2, pretrained=True), Budget(90, 32, 5)
+    teacher = Recipe(network, budget=budget, averaging=EMA(), sharpness=SAM())
+    command = Distill(Path("run"), epochs=3, training=TrainingOptions(), network="resnet50")
+    student = command._recipe(teacher, Teacher("run", (1,)))
+    assert student.network == Network("resnet50", stem_stride=2)
+    assert (student.budget, student.averaging, student.sharpness) == (Budget(3, 32), None, None)
