@@ -109,7 +109,8 @@ def test_an_average_with_much_of_the_initial_weights_is_announced(capsys, decay,
     recipe = Settings(network="timm:resnet50", pretrained=True, ema=decay).recipe()
     training = running(recipe=recipe, schedule=CyclicCosine(200, 2), run=SimpleNamespace(path=Path("runs/a")))
     plain = running(recipe=Settings().recipe(), schedule=CyclicCosine(2, 2))
-    training_commands._warn_of_slow_averages([training, plain])
+    resumed = SimpleNamespace(**{**vars(training), "completed": 100})  # its first snapshot is stored already
+    training_commands._warn_of_slow_averages([training, plain, resumed])
     found = capsys.readouterr().err
     if share is None:
         assert found == ""

@@ -25,6 +25,8 @@ class Distill:
     training: TrainingOptions
     network: Annotated[str | None, arg("NAME")] = None
     """The network of the student. By default that of the teacher."""
+    pretrained: bool = False
+    """Start from the pretrained weights of torchvision:NAME or timm:NAME; only the last layer is new."""
     last: Annotated[int | None, arg("INT")] = None
     """The number of the teacher's last snapshots to use. By default those of its combination.json, or all."""
     share: float = 0.9
@@ -64,9 +66,9 @@ class Distill:
 
     def _recipe(self, recipe: Recipe, teacher: "Teacher") -> Recipe:
         """The recipe of the student; what it takes from that of the teacher is documented at `run`."""
-        network = recipe.network
+        network = replace(recipe.network, pretrained=recipe.network.pretrained or self.pretrained)
         if self.network is not None:
-            network = Network(self.network, stem_stride=network.stem_stride)
+            network = Network(self.network, stem_stride=network.stem_stride, pretrained=self.pretrained)
         return Recipe(
             network,
             recipe.dataset,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..lab.paper import cells as paper
+from .messages import counted
 
 if TYPE_CHECKING:  # `paper list` does not wait for torch
     from ..combination import Combination
@@ -46,11 +47,11 @@ def distilled(student: "Run", teacher: "Run", combination: "Combination") -> Non
     from ..prediction import Prediction
 
     run(student)
-    outputs, members = teacher.outputs(), len(combination.members)
+    outputs, members = teacher.outputs(), counted(combination.members, "snapshot")
     ensemble, last = 100 * Prediction.of(outputs, combination).score.error, 100 * outputs.member_errors[-1]
     error = 100 * student.outputs().member_errors[-1]
     _say(
-        f"Test error of the teacher: last snapshot {last:.2f} %, ensemble of {members} snapshots {ensemble:.2f} %. "
+        f"Test error of the teacher: last snapshot {last:.2f} %, ensemble of {members} {ensemble:.2f} %. "
         f"Test error of the student: {error:.2f} %.\n"
         f"The student's error is {_points(ensemble - error)} than the ensemble's "
         f"and {_points(last - error)} than the last snapshot's."

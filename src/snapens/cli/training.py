@@ -170,7 +170,7 @@ def _warn_of_slow_averages(trainings: Sequence["Training"]) -> None:
 
     for run in trainings:
         average, first = run.recipe.averaging, run.schedule.snapshot_steps[0]
-        if isinstance(average, EMA) and (share := average.decay**first) > _LARGE_SHARE:
+        if isinstance(average, EMA) and run.completed < first and (share := average.decay**first) > _LARGE_SHARE:
             say(
                 f"snapens: the initial weights are {100 * share:.0f} % of the first snapshot of {run.run.path}, "
                 f"because --ema {average.decay:g} is slow for {first} steps: use a lower --ema, or more --epochs"
