@@ -284,3 +284,39 @@ def test_a_model_that_changes_its_input_in_place_is_rejected_where_members_share
         Ensemble(store, Standardised()).predict(loader)
     found = Ensemble(store, Standardised(), resident=False).predict(loader)
     torch.testing.assert_close(found.double(), mean_of(networks, X - 1), atol=1e-6, rtol=0)
+
+
+class Graph:
+    """An object that moves itself, such as a graph of PyTorch Geometric."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return Graph(self.x.to(device))
+
+
+@pytest.mark.parametrize("of_object", [True, False])
+def test_members_do_not_share_the_containers_that_a_model_fills(make_net, resident, of_object):
+    class Filling(type(make_net())):
+        def forward(self, batch):
+            if of_object:
+                batch.x = batch.x - 1
+                return super().forward(batch.x)
+            batch["x"] = [batch["x"][0] - 1]
+            return super().forward(batch["x"][0])
+
+    store, networks = trained(make_net)
+    batches = [Graph(part) if of_object else {"x": [part]} for part in X.split(5)]
+    found = Ensemble(store, Filling(), resident=resident).predict(batches, inputs=lambda batch: (batch,))
+    torch.testing.assert_close(found.double(), mean_of(networks, X - 1), atol=1e-6, rtol=0)
+
+
+def test_a_model_that_changes_a_nested_tensor_in_place_is_rejected_where_members_share_it(make_net):
+    class Standardised(type(make_net())):
+        def forward(self, batch):
+            return super().forward(batch["x"][0].sub_(1.0))
+
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match="model must not change its input in place, because all members share it"):
+        Ensemble(store, Standardised()).predict([{"x": [X.clone()]}], inputs=lambda batch: (batch,))

@@ -1,6 +1,7 @@
 """Convert batches to the arguments of a model, and its outputs to scores."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -38,6 +39,28 @@ def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if _is_tuple(inputs) else (inputs,)), {}
+
+
+def apart(given: Any) -> Any:
+    """The same tensors in containers of their own, because a model may replace what a dictionary or an object holds."""
+    if type(given) is dict:
+        return {key: apart(item) for key, item in given.items()}
+    if type(given) in (list, tuple):
+        return type(given)(map(apart, given))
+    is_object = isinstance(given, Mapping) or (_moves_itself(given) and not isinstance(given, Tensor))
+    return copy(given) if is_object else given
+
+
+def versions(given: Any) -> list[int]:
+    """How often each tensor was changed in place; tensors of inference mode do not count it."""
+    found: list[int] = []
+
+    def note(tensor: Tensor) -> None:
+        if not tensor.is_inference():
+            found.append(tensor._version)
+
+    _nested(given, lambda item: isinstance(item, Tensor), note)
+    return found
 
 
 def scores(output: Any) -> Any:

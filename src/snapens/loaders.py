@@ -1,6 +1,6 @@
 """Loaders: read the batches of a loader for the members of an ensemble."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from .batches import apart, versions
 from .combination import Member
 from .errors import ArgumentError
 
@@ -43,9 +44,9 @@ def read(
         for k, batch in enumerate(loader):
             with torch.no_grad():
                 given = prepared(batch)
-                untouched = versions(*given)
-                seen.append([visit(member, share, k, given, batch) for member, share in members])
-                if len(members) > 1 and versions(*given) != untouched:
+                untouched = versions(given)
+                seen.append([visit(member, share, k, apart(given), batch) for member, share in members])
+                if len(members) > 1 and versions(given) != untouched:
                     raise ArgumentError(
                         "model must not change its input in place, because all members share it: "
                         "clone the input in forward(), or use resident=False"
@@ -89,9 +90,3 @@ def count(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-def versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
-    """How often each tensor among the arguments was changed in place; tensors of inference mode do not count it."""
-    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    return [tensor._version for tensor in given if not tensor.is_inference()]
