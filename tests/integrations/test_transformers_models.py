@@ -201,8 +201,9 @@ def test_a_saved_ensemble_predicts_the_same_and_each_member_can_be_loaded_alone(
     members = ensemble.combination.members
     ensemble.combination = Combination(members, weights=(1.0, 2.0, 3.0), temperature=1.5, exit_threshold=0.9)
     assert save_ensemble(tmp_path / "e", ensemble, tokenizer=tokenizer()) == tmp_path / "e"
-    loaded = load_ensemble(tmp_path / "e")
-    assert loaded.combination == ensemble.combination
+    for options in ({}, {"last": None}, {"combination": None}):
+        loaded = load_ensemble(tmp_path / "e", **options)
+        assert loaded.combination == ensemble.combination
     assert torch.equal(loaded(input_ids=INPUTS), ensemble(input_ids=INPUTS))
     tempered = mean_softmax(models, INPUTS, (1, 2, 3)) ** (1 / 1.5)
     torch.testing.assert_close(loaded(input_ids=INPUTS).double(), tempered / tempered.sum(-1, keepdim=True))

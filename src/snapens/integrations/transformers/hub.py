@@ -78,8 +78,8 @@ def load_ensemble(folder: str | PathLike[str], *, base: nn.Module | None = None,
     snapshots = Snapshots()
     for step, model in zip(steps, (_adapted(path, members, base) if adapters else _whole(path, members)), strict=True):
         snapshots.commit(step, trainable(model) if adapters else tensors(model), partial=adapters)
-    if "last" not in options:
-        options = {"combination": replace(combination, members=snapshots.members), **options}
+    if options.get("last") is None and options.get("combination") is None:
+        options["combination"] = replace(combination, members=snapshots.members)
     return Ensemble(snapshots, model, strict=not adapters, **options)
 
 
