@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from loop import SCHEDULE, saved, sgd, train
@@ -116,6 +117,22 @@ def test_a_users_own_schedule_resumes_in_another_process(net):
     SnapshotEnsembler(net, sgd(net), Own()).load_state_dict(state)
 
 
+def test_the_steps_of_a_users_own_schedule_can_come_from_numpy(net, tmp_path):
+    class Own(Schedule):
+        total_steps = np.int64(12)
+        snapshot_steps = np.linspace(0, 12, 4, dtype=int)[1:]
+        restart_steps = ()
+
+        def __call__(self, step):
+            return 1.0
+
+    ensembler = SnapshotEnsembler(net, sgd(net), Own(), store=tmp_path)
+    train(net, ensembler.optimizer, ensembler, 12)
+    state = saved(ensembler.state_dict())  # torch.load and JSON reject NumPy's integers
+    assert json.loads(json.dumps(state))["schedule"]["snapshot_steps"] == [4, 8, 12]
+    SnapshotEnsembler(net, sgd(net), Own(), store=tmp_path, resume=True).load_state_dict(state)
+
+
 def test_a_finished_checkpoint_with_other_cycles_loads_and_an_unfinished_one_is_rejected_with_a_remedy(net):
     """Earlier versions cut the last cycle short where M does not divide T."""
     state = SnapshotEnsembler(net, sgd(net), CyclicCosine(11, 3)).state_dict()
@@ -188,13 +205,14 @@ def test_rewind_continues_a_folder_at_a_step_and_the_rate_follows(make_net, tmp_
 def test_rewind_works_for_a_store_in_memory(net):
     ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE)
     train(net, ensembler.optimizer, ensembler, 8)
-    ensembler.rewind(4)
+    ensembler.rewind(np.int64(4))
     assert ensembler.snapshots.steps == (4,)
+    assert saved(ensembler.state_dict())["completed"] == 4  # torch.load rejects NumPy's integers
 
 
 @pytest.mark.parametrize("step", [-1, 13, 2.0, True, None])
 def test_rewind_rejects_what_is_not_a_step(net, step):
-    with pytest.raises(ArgumentError, match="step must be an integer from 0 to 12, got"):
+    with pytest.raises(ArgumentError, match=r"step must be (a whole number of at least 0|at most total_steps=12), got"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE).rewind(step)
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from . import cautions
 from .combination import Combination
 from .ensemble import Ensemble
-from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError
+from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError, whole_number
 from .kept import Keep, kept, kept_by_all, reject_wrapper
 from .ranks import Ranks
 from .rates import Rates
@@ -206,8 +206,9 @@ class SnapshotEnsembler:
 
         Snapshots after it are replaced when training reaches them again. Those up to it must be in the store.
         """
-        if type(step) is not int or not 0 <= step <= self.schedule.total_steps:
-            raise ArgumentError(f"step must be an integer from 0 to {self.schedule.total_steps}, got {step!r}")
+        step = whole_number("step", step, 0)
+        if step > self.schedule.total_steps:
+            raise ArgumentError(f"step must be at most total_steps={self.schedule.total_steps}, got {step}")
         self._on_rank_0(lambda: self._rewind(step))
         self._continue_at(step)
 

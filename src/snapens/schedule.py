@@ -182,7 +182,7 @@ def check_order(schedule: Schedule) -> None:
 
 def description(schedule: Schedule) -> dict[str, Any]:
     """The type, steps and parameters of a schedule, as plain values that JSON can store."""
-    steps = {"total_steps": schedule.total_steps, "snapshot_steps": list(schedule.snapshot_steps)}
+    steps = {"total_steps": int(schedule.total_steps), "snapshot_steps": list(map(int, schedule.snapshot_steps))}
     values = {name: getattr(schedule, name) for name in getattr(schedule, "__dataclass_fields__", ())}
     plain = {name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in values.items()}
     return {"type": type(schedule).__name__, **plain, **steps}
