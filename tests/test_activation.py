@@ -55,6 +55,20 @@ def test_scores_without_a_dimension_of_classes_are_rejected(use):
         torch.testing.assert_close(use(Ensemble(store, model, activation=torch.sigmoid)), expected)
 
 
+def test_one_example_without_a_batch_is_rejected_with_its_remedy():
+    store, _ = trained(lambda: nn.Linear(4, 3))
+    ensemble = Ensemble(store, nn.Linear(4, 3))
+    with pytest.raises(ArgumentError, match=r"got shape \(3,\): .*for one example, pass a batch of one, x\[None\]"):
+        ensemble(X[0])
+    torch.testing.assert_close(ensemble(X[0][None]), ensemble(X)[:1])
+
+
+def test_the_output_of_a_mapping_that_a_softmax_does_not_fit_is_named():
+    model = Shaped(A, lambda t: {"class": t.flatten(1), "age": t.flatten(1)[:, :1]})
+    with pytest.raises(ArgumentError, match=r"got shape \(2, 1\) for 'age': pass activation="):
+        Ensemble(pair(A, B), model)()
+
+
 @every_use
 def test_a_model_that_already_ends_in_a_softmax_is_rejected(make_net, use):
     store, _ = trained(make_net)

@@ -43,21 +43,22 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
     """
     if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # its sizes are tensors
         return False
-    found = [scores] if isinstance(scores, Tensor) else list(scores.values())
-    for tensor in found:
+    found = {None: scores} if isinstance(scores, Tensor) else scores
+    for key, tensor in found.items():
         if tensor.ndim < 2 or tensor.shape[dim] < 2:
             raise ArgumentError(
                 f"model must return a batch with two or more scores along dim={dim} for activation='softmax', got "
-                f"shape {tuple(tensor.shape)}: pass activation=torch.sigmoid for one logit, None for regression"
+                f"shape {tuple(tensor.shape)}{'' if key is None else f' for {key!r}'}: pass activation=torch.sigmoid "
+                "for one logit, None for regression; for one example, pass a batch of one, x[None]"
             )
     if not values or torch.compiler.is_compiling():
         return False
-    if any(tensor.is_cuda for tensor in found) and torch.cuda.is_current_stream_capturing():
+    if any(tensor.is_cuda for tensor in found.values()) and torch.cuda.is_current_stream_capturing():
         return False
-    if any(tensor.numel() < 2 * tensor.shape[dim] for tensor in found):
+    if any(tensor.numel() < 2 * tensor.shape[dim] for tensor in found.values()):
         return False
     try:
-        wrong = any(are_probabilities(tensor, dim) for tensor in found)
+        wrong = any(are_probabilities(tensor, dim) for tensor in found.values())
     except RuntimeError:  # a tensor without values: under vmap, or fake
         return False
     if wrong:
