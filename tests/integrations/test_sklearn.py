@@ -214,6 +214,10 @@ def test_an_estimator_that_is_not_fitted_says_so():
         ({"module": lambda features, outputs: 3}, "that builds one, got 3"),
         ({"module": nn.Linear(4, 2)}, "module must return (rows, 3), got (1, 2) for one row: change its last layer"),
         ({"module": nn.LSTM(4, 3)}, "module must return (rows, 3), got a tuple for one row: change its last layer"),
+        (
+            {"module": nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1)), "cycles": 1, "epochs": 1},
+            "module must return logits, got probabilities: remove its last softmax",
+        ),
     ],
 )
 def test_a_parameter_that_breaks_a_rule_is_named(parameters, message):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from ..activation import Activation
+from ..activation import Activation, are_probabilities
 from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError
@@ -100,7 +100,7 @@ class _SnapshotEstimator(BaseEstimator):
                 scaler = StandardScaler().fit(data[0], sample_weight=data[2])
                 prepare = Affine(1 / scaler.scale_, -scaler.mean_ / scaler.scale_).to(device)
                 rows = prepare(rows)
-            _check_outputs(model, rows, outputs)
+            _check_outputs(model, rows, outputs, classifies=activation == "softmax")
             batches = math.ceil(len(rows) / self.batch_size)
             schedule = CyclicCosine(int(self.epochs) * batches, int(self.cycles))
             ensembler = SnapshotEnsembler(model.train(), optimizer, schedule)
@@ -276,8 +276,10 @@ def _squared_errors(found: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _check_outputs(model: nn.Module, rows: Tensor, outputs: int) -> None:
+def _check_outputs(model: nn.Module, rows: Tensor, outputs: int, classifies: bool) -> None:
     found = model.eval()(rows[:1])
     if not isinstance(found, Tensor) or found.shape != (1, outputs):
         shown = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ArgumentError(f"module must return (rows, {outputs}), got {shown} for one row: change its last layer")
+    if classifies and are_probabilities(model(rows[:2]), -1):  # two rows, because the logits of one can sum to 1
+        raise ArgumentError("module must return logits, got probabilities: remove its last softmax")
