@@ -1,6 +1,7 @@
 import threading
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 from states import equal, files, state
@@ -163,6 +164,14 @@ def test_steps_only_rise(store):
         store.commit(4, state(2))
     with pytest.raises(ArgumentError, match=r"step must be one of \(4,\), got 5"):
         store.load(5)
+
+
+def test_a_step_can_come_from_numpy_and_must_be_a_whole_number(store):
+    store.commit(np.int64(4), state(1))  # NumPy's integers cannot be written as JSON
+    assert [type(step) for step in store.steps] == [int]
+    for wrong in (8.0, 0, "8"):
+        with pytest.raises(ArgumentError, match="step must be a whole number of at least 1, got"):
+            store.commit(wrong, state(2))
 
 
 def test_going_back_in_memory():

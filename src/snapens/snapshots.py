@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .combination import Member
-from .errors import ArgumentError, NonFiniteError, shortened
+from .errors import ArgumentError, NonFiniteError, shortened, whole_number
 from .shards import gathered, local
 from .storage import tensorfile
 from .storage.folder import Folder
@@ -109,6 +109,7 @@ class Snapshots:
         If some are sharded (DTensors), all ranks call this with the same tensors, and only one of them with `write`:
         they gather each tensor together. A writer that fails gathers the remaining tensors before it raises its error.
         """
+        step = whole_number("step", step, 1)
         first_names: dict[tuple[object, ...], str] = {}
         firsts = {name: first_names.setdefault(_place(tensor), name) for name, tensor in tensors.items()}
         tied = {name: first for name, first in firsts.items() if first != name}
