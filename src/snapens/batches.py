@@ -41,26 +41,14 @@ def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[
     return (tuple(inputs) if _is_tuple(inputs) else (inputs,)), {}
 
 
-def apart(given: Any) -> Any:
-    """The same tensors in containers of their own, because a model may replace what a dictionary or an object holds."""
-    if type(given) is dict:
-        return {key: apart(item) for key, item in given.items()}
-    if type(given) in (list, tuple):
-        return type(given)(map(apart, given))
-    is_object = isinstance(given, Mapping) or (_moves_itself(given) and not isinstance(given, Tensor))
-    return copy(given) if is_object else given
+def separate(given: Any) -> Any:
+    """A copy for one member: a model may change a tensor in place, or replace what a dictionary or an object holds."""
 
+    def is_object(item: Any) -> bool:
+        plain = type(item) in (dict, list, tuple)
+        return isinstance(item, Tensor) or (not plain and (isinstance(item, Mapping) or _moves_itself(item)))
 
-def versions(given: Any) -> list[int]:
-    """How often each tensor was changed in place; tensors of inference mode do not count it."""
-    found: list[int] = []
-
-    def note(tensor: Tensor) -> None:
-        if not tensor.is_inference():
-            found.append(tensor._version)
-
-    _nested(given, lambda item: isinstance(item, Tensor), note)
-    return found
+    return _nested(given, is_object, lambda item: item.clone() if hasattr(item, "clone") else copy(item))
 
 
 def scores(output: Any) -> Any:

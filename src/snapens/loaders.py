@@ -14,7 +14,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from .batches import apart, versions
 from .combination import Member
 from .errors import ArgumentError
 
@@ -44,13 +43,7 @@ def read(
         for k, batch in enumerate(loader):
             with torch.no_grad():
                 given = prepared(batch)
-                untouched = versions(given)
-                seen.append([visit(member, share, k, apart(given), batch) for member, share in members])
-                if len(members) > 1 and versions(given) != untouched:
-                    raise ArgumentError(
-                        "model must not change its input in place, because all members share it: "
-                        "clone the input in forward(), or use resident=False"
-                    )
+                seen.append([visit(member, share, k, given, batch) for member, share in members])
             done += 1
             if progress is not None:
                 progress(done, None if batches is None else batches * len(passes))

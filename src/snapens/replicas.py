@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .batches import separate
 from .combination import Member
 from .errors import ArgumentError, MismatchError, shortened
 from .shards import is_sharded
@@ -65,7 +66,11 @@ class Replicas(nn.ModuleList):
         return self[slot]
 
     def output(self, member: Member, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The output of a member. Threads take turns with the replica through which members are streamed."""
+        """The output of a member, for a copy of the arguments, which a model may change.
+
+        Threads take turns with the replica through which members are streamed.
+        """
+        args, kwargs = separate((args, kwargs))
         if self._resident:
             return self.holding(member)(*args, **kwargs)
         with self._turn:
