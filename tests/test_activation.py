@@ -144,3 +144,13 @@ def test_the_first_call_may_compile_trace_export_or_map(make_net):
     x = X.clone().requires_grad_()
     first()(x)[:, 0].sum().backward()
     assert x.grad.abs().sum() > 0
+
+
+def test_single_examples_can_be_mapped_and_have_gradients():
+    store, networks = trained(lambda: nn.Linear(4, 3))
+    ensemble = Ensemble(store, nn.Linear(4, 3))
+    torch.testing.assert_close(torch.func.vmap(ensemble)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+    found = torch.func.vmap(torch.func.jacrev(ensemble))(X)
+    for x, gradients in zip(X, found, strict=True):
+        whole = torch.autograd.functional.jacobian(ensemble, x[None])
+        torch.testing.assert_close(gradients, whole[0, :, 0])

@@ -324,6 +324,22 @@ def test_early_exit_names_the_reason_if_a_shared_tensor_has_as_many_rows_as_the_
     assert ensemble.predict([(X[:5], shared)], inputs=lambda batch: batch).shape == (5, 6)
 
 
+class OutOfMemory(nn.Linear):
+    def forward(self, x):
+        if len(x) < 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x)
+
+
+def test_early_exit_leaves_an_error_of_the_memory_as_it_is():
+    store, networks = trained(lambda: nn.Linear(4, 3))
+    confidence = networks[-1](X[:6]).detach().softmax(-1).amax(-1).sort().values
+    combination = Combination(newest=3, exit_threshold=float(confidence[2:4].mean()))  # three of six rows continue
+    ensemble = Ensemble(store, OutOfMemory(4, 3), combination=combination)
+    with pytest.raises(torch.OutOfMemoryError):
+        ensemble.predict([X[:6]])
+
+
 class Alternating:
     """A loader that yields other batches each time."""
 

@@ -45,7 +45,8 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
         return False
     found = {None: scores} if isinstance(scores, Tensor) else scores
     for key, tensor in found.items():
-        if tensor.ndim < 2 or tensor.shape[dim] < 2:
+        batched = tensor.ndim > 1 or (tensor.ndim == 1 and torch._C._are_functorch_transforms_active())  # vmap
+        if not batched or tensor.shape[dim] < 2:
             raise ArgumentError(
                 f"model must return a batch with two or more scores along dim={dim} for activation='softmax', got "
                 f"shape {tuple(tensor.shape)}{'' if key is None else f' for {key!r}'}: pass activation=torch.sigmoid "

@@ -178,7 +178,7 @@ class Ensemble(nn.Module):
             try:
                 output = self._output(member, *undecided)
             except (RuntimeError, ArgumentError) as error:
-                if undecided is given:
+                if undecided is given or isinstance(error, torch.OutOfMemoryError):
                     raise
                 raise ArgumentError(
                     "inputs must have one row per example for early exit, but the model failed for some rows of a "

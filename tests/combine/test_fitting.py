@@ -43,7 +43,8 @@ def test_by_default_the_temperature_and_the_exit_threshold_of_all_members_are_fi
 def test_nothing_is_fitted_that_is_not_requested(make_outputs):
     outputs = make_outputs()
     assert fit(outputs, temperature=False, exit_loss=None) == Combination(outputs.members)
-    assert fit(outputs, members=2, temperature=False, exit_loss=None) == Combination(outputs.members[2:])
+    for members in (2, np.int64(2)):
+        assert fit(outputs, members=members, temperature=False, exit_loss=None) == Combination(outputs.members[2:])
 
 
 @pytest.mark.parametrize("members", ["last", "drop-early"])

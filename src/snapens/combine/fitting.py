@@ -4,6 +4,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -191,7 +192,7 @@ def _stages(
 
 
 def _with_members(outputs: Outputs, true_class: Floats, members: Members, temperature: bool) -> Combination:
-    if isinstance(members, int) and not isinstance(members, bool):
+    if isinstance(members, Integral) and not isinstance(members, bool):  # also an integer of NumPy
         return Combination.last(members).among(outputs.members)
 
     def nll(weights: Floats) -> Floats:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..activation import check_softmax
 from ..batches import class_scores
 from ..ensemble import Ensemble
-from ..errors import ArgumentError
+from ..errors import ArgumentError, whole_number
 from ..weights import tensors
 from .captured import Captured, NotCapturableError
 from .eager import Eager
@@ -178,6 +178,7 @@ def _checked_dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dty
 
 
 def _checked_sizes(sizes: Sequence[int]) -> list[int]:
-    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
-        raise ArgumentError(f"sizes must be whole numbers of at least 1, got {tuple(sizes)}")
-    return sorted(set(sizes))
+    found = sorted({whole_number("sizes", size, 1) for size in sizes})
+    if not found:
+        raise ArgumentError("sizes must contain at least one batch size, got none")
+    return found
