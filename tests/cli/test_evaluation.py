@@ -55,7 +55,7 @@ def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_th
     assert (found["run"], found["examples"]) == (str(folder), 400)
     assert [gain["choice"] for gain in found["gains"]] == ["temperature", "members", "exit_threshold"]
     for gain in found["gains"]:
-        named = f"{gain['nll']:.4f}  {gain['nll_gain']['mean']:+.4f} ± {gain['nll_gain']['standard_error']:.4f}"
+        named = f"{gain['nll']:.4f}  {-gain['nll_gain']['mean']:+.4f} ± {gain['nll_gain']['standard_error']:.4f}"
         assert named in shown
 
     assert main(["evaluate", str(folder), "--format", "json"]) == 0
@@ -73,13 +73,25 @@ def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_th
     assert 1 < found["predictors"]["combination.json"]["mean_members"] < 2
 
 
-def test_a_combination_of_few_examples_has_no_early_exit_and_the_command_warns(folder):
+def test_a_choice_that_raises_the_nll_of_other_examples_is_named_with_its_remedy(folder, capsys):
+    outputs(folder, 0)
+    assert main(["combine", str(folder), "--members", "1"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("members "))
+    assert float(row[5]) > 0  # one member has a higher NLL than three
+    assert err == (
+        "snapens: the choice of the members raised the NLL of examples that it was not fitted on: use --members all\n"
+    )
+
+
+def test_a_combination_of_few_examples_is_the_plain_mean_and_the_command_warns(folder):
     outputs(folder, 0, examples=50)
     command = [sys.executable, "-m", "snapens", "combine", str(folder), "--exit-loss", "5", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "50 held-out examples are too few to fit a combination, and no early exit is fitted" in done.stderr
-    assert [gain["choice"] for gain in json.loads(done.stdout)["gains"]] == ["temperature"]
-    assert Combination.load(folder).exit_threshold is None
+    assert "50 held-out examples are too few to fit a temperature or early exit: hold out at least" in done.stderr
+    assert json.loads(done.stdout)["gains"] == []
+    found = Combination.load(folder)
+    assert (len(found.members), found.temperature, found.exit_threshold) == (3, 1, None)
 
 
 def test_a_table_shows_the_same_numbers_and_says_which_combination_it_used(folder, capsys):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # --help does not wait for torch
     from ..outputs import Outputs
 
 Folder = Annotated[Path, Positional, arg("RUN", "(required)")]
+_WITHOUT = {"temperature": "--no-temperature", "members": "--members all", "weights": "--weights equal"}
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Combine:
         if self.format == "json":
             sys.stdout.write(_gains_as_json(self.run, outputs, combination, gains) + "\n")
             return 0
-        _show_gains(outputs, gains)
-        Console(highlight=False).print()
+        if gains:
+            _show_gains(outputs, gains)
         self._show(combination, len(outputs.members))
         return 0
 
@@ -197,22 +198,29 @@ def _classes(path: Path, count: int) -> list[str]:
 
 
 def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
-    names = ("choice", "error, %", "lower by", "NLL", "lower by", "members")
+    names = ("choice", "error, %", "change", "NLL", "change", "members")
     table = Table(*(Column(name, no_wrap=True) for name in names), box=None, pad_edge=False)
     Console(highlight=False).print(
-        f"The gain of each choice on {len(outputs.labels):,} held-out examples, fitted on one half and measured on the "
-        "other (± one paired standard error):\n"
+        f"What each choice changes on {len(outputs.labels):,} held-out examples, fitted on one half and measured on "
+        "the other (± one paired standard error):\n"
     )
     for gain in gains:
         table.add_row(
             gain.choice.replace("_", " "),
             f"{100 * gain.error:.2f}",
-            f"{100 * gain.error_gain.mean:+.2f} ± {100 * gain.error_gain.standard_error:.2f}",
+            f"{-100 * gain.error_gain.mean:+.2f} ± {100 * gain.error_gain.standard_error:.2f}",
             f"{gain.nll:.4f}",
-            f"{gain.nll_gain.mean:+.4f} ± {gain.nll_gain.standard_error:.4f}",
+            f"{-gain.nll_gain.mean:+.4f} ± {gain.nll_gain.standard_error:.4f}",
             f"{gain.used:.2f}",
         )
     Console(highlight=False).print(table)
+    Console(highlight=False).print()
+    for gain in gains:
+        if gain.choice in _WITHOUT and gain.nll_gain.mean < 0:
+            say(
+                f"snapens: the choice of the {gain.choice} raised the NLL of examples that it was not fitted on: "
+                f"use {_WITHOUT[gain.choice]}"
+            )
 
 
 def _gains_as_json(path: Path, outputs: "Outputs", combination: "Combination", gains: "Sequence[Gain]") -> str:

@@ -45,8 +45,9 @@ def fit(
     - `exit_loss`: early exit may raise the error on the held-out examples by this fraction; 0: not at all; None: all
       members are always evaluated.
 
-    Outputs of the test part are rejected. With fewer than 100 examples, no early exit is fitted, and a warning is
-    logged; so it is if the temperature is at an end of its range. `gains` measures the gain of each choice.
+    Outputs of the test part are rejected. With fewer than 100 examples, neither a temperature nor early exit is fitted,
+    and a warning is logged; so it is if the temperature is at an end of its range. `gains` measures the gain of each
+    choice.
 
     Examples:
         >>> p = np.log([[[0.4, 0.6], [0.1, 0.9]], [[0.9, 0.1], [0.2, 0.8]]]).astype(np.float16)
@@ -57,12 +58,12 @@ def fit(
     check_held_out(outputs)
     if (examples := len(outputs.labels)) < FEW_EXAMPLES:
         log.warning(
-            "%d held-out examples are too few to fit a combination, and no early exit is fitted: hold out at least %d",
+            "%d held-out examples are too few to fit a temperature or early exit: hold out at least %d",
             examples,
             FEW_EXAMPLES,
         )
-    found = _stages(outputs, members, weights, temperature, exit_loss, _may_exit(outputs))[-1].combination
-    if temperature and is_limit(found.temperature):
+    found = _stages(outputs, members, weights, temperature, exit_loss, _enough(outputs))[-1].combination
+    if is_limit(found.temperature):
         log.warning(
             "the temperature %.3g is an end of the range from %g to %g, because the held-out examples do not determine "
             "it: hold out more examples, or fit no temperature",
@@ -123,14 +124,14 @@ def gains(
     A choice looks too good on the examples that it was fitted on. So everything is fitted on a random half and
     measured on the other half, in both directions, and the results for all examples are averaged. Choices on
     half of the examples are slightly worse than choices on all, so the gains of `fit` itself tend to be larger.
-    Like `fit`, it fits no early exit if there are fewer than 100 examples.
+    Like `fit`, it fits neither a temperature nor early exit if there are fewer than 100 examples.
     """
     check_held_out(outputs)
     if len(outputs.labels) < 2:
         raise ArgumentError("outputs must have at least 2 examples to measure gains, got 1: hold out more examples")
     measured: dict[str, list[Prediction]] = {}
     for half in random_halves(len(outputs.labels), 1, seed):
-        for stage in _stages(_examples(outputs, half), members, weights, temperature, exit_loss, _may_exit(outputs)):
+        for stage in _stages(_examples(outputs, half), members, weights, temperature, exit_loss, _enough(outputs)):
             found = Prediction.of(_examples(outputs, ~half), stage.combination)
             measured.setdefault(stage.choice, []).append(found)
     joined = {
@@ -154,18 +155,20 @@ class _Stage(NamedTuple):
     combination: Combination
 
 
-def _may_exit(outputs: Outputs) -> bool:
+def _enough(outputs: Outputs) -> bool:
     return len(outputs.labels) >= FEW_EXAMPLES
 
 
 def _stages(
-    outputs: Outputs, members: Members, weights: Weights, temperature: bool, exit_loss: float | None, may_exit: bool
+    outputs: Outputs, members: Members, weights: Weights, temperature: bool, exit_loss: float | None, enough: bool
 ) -> list[_Stage]:
     """The plain mean of all members, and the combination after each choice.
 
-    The temperature is fitted first, and again after each choice: choices are compared as they will be used.
+    The temperature is fitted first, and again after each choice: choices are compared as they will be used. Neither it
+    nor early exit is fitted unless there are `enough` examples.
     """
     check_held_out(outputs)
+    temperature = temperature and enough
     if weights not in ("equal", "simplex"):
         raise ArgumentError(f"weights must be 'equal' or 'simplex', got {weights!r}")
     current, true_class = Combination(outputs.members), true_class_probabilities(outputs)
@@ -186,7 +189,7 @@ def _stages(
     if exit_loss is not None:
         current = stages[-1].combination
         found = exit_threshold(outputs, current, exit_loss)  # rejects an invalid exit_loss
-        if may_exit:
+        if enough:
             stages.append(_Stage("exit_threshold", replace(current, exit_threshold=found)))
     return stages
 
