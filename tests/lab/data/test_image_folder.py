@@ -147,6 +147,29 @@ def test_a_missing_or_empty_folder_is_rejected(tmp_path):
         load("folder", tmp_path)
 
 
+def test_a_folder_of_another_depth_is_rejected_with_the_folder_to_pass(tmp_path):
+    written(tmp_path / "images")
+    with pytest.raises(
+        DataError, match=rf"got \['images'\]: if its sub-folders are the classes, pass {tmp_path}/images$"
+    ):
+        load("folder", tmp_path)
+    (tmp_path / "more").mkdir()
+    with pytest.raises(DataError, match=rf"elsewhere; if its sub-folders are the classes, pass {tmp_path}/images$"):
+        load("folder", tmp_path)
+    with pytest.raises(DataError, match=r"got \[\]: if it holds the images of one class, pass the folder above it"):
+        load("folder", tmp_path / "images/dog")
+
+
+@pytest.mark.parametrize("inside", ["", "train"])
+def test_images_of_your_own_for_a_public_data_set_are_rejected_with_the_data_set_to_choose(tmp_path, inside):
+    written(tmp_path / inside)
+    with pytest.raises(MissingDataError, match=rf"{tmp_path} looks like your own data: use --dataset folder$"):
+        load("cifar100", tmp_path)
+    np.savez(tmp_path / "mine.npz", x_train=np.zeros(1))
+    with pytest.raises(MissingDataError, match=r"mine.npz looks like your own data: use --dataset arrays$"):
+        load("cifar100", tmp_path / "mine.npz")
+
+
 def test_run_folders_are_not_classes_and_a_warning_says_so(tmp_path, caplog):
     written(tmp_path)
     for name, mark in (("a-run", "manifest.json"), ("b-run", "recipe.json"), ("runs/c", "recipe.json")):

@@ -1,6 +1,7 @@
 """Data sets by name; each is read from its files into `ImageData` or `TableData`."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,12 +49,27 @@ def load(
     place = cache_folder() if root is None else Path(root).expanduser()
     try:
         return _downloaded(reader, place, progress) if download else reader.read(place)
+    except MissingDataError as error:
+        if reader.own or (own := _own(place)) is None:
+            raise
+        raise MissingDataError(
+            f"{error}. {place} looks like your own data: use --dataset {own}", error.source
+        ) from error
     except ArgumentError as error:
         raise DataError(f"{place}: {error}") from error
     except OSError as error:
         raise DataError(
             f"{name} must be readable in {place}, got {error}: check the files and their permissions"
         ) from error
+
+
+def _own(place: Path) -> str | None:
+    """The data set of a user's own that a path looks like."""
+    if place.suffix == ".npz" and place.is_file():
+        return "arrays"
+    with suppress(OSError):
+        return "folder" if folder.holds_classes(place) else None
+    return None
 
 
 def _downloaded(reader: Reader, place: Path, progress: Callable[[int, int], object] | None) -> Data:

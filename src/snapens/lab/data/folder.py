@@ -27,6 +27,8 @@ PHOTOS: dict[str, Any] = {
 }
 """How images that are cropped are augmented and normalised; mean and deviation are those of ImageNet."""
 
+_DEEPER = "if its sub-folders are the classes, pass {}"
+
 Listed = tuple[list[str], NDArray[np.int64]]
 """The name, relative to the root, and the label of each image."""
 
@@ -70,8 +72,13 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Listed]]:
     for path in sorted(filter(_holds_runs, (root / inside).iterdir())):
         log.warning("%s is ignored, because it holds a run and no images of a class: move it to another place", path)
     if len(classes) < 2:
+        remedy = "add classes"
+        if any(map(is_image, (root / inside).iterdir())):
+            remedy = "if it holds the images of one class, pass the folder above it"
+        elif classes and holds_classes(root / inside / classes[0]):
+            remedy = _DEEPER.format(root / inside / classes[0])
         raise DataError(
-            f"{root / inside} must have a sub-folder for each of at least 2 classes, got {list(classes)}: add classes"
+            f"{root / inside} must have a sub-folder for each of at least 2 classes, got {list(classes)}: {remedy}"
         )
     others = [name for name in ("test", "val") if inside and (root / name).is_dir()]
     return classes, {"train": listed(root, inside, classes)} | {name: listed(root, name, classes) for name in others}
@@ -99,12 +106,20 @@ def listed(root: Path, inside: str, classes: tuple[str, ...]) -> Listed:
     for name in classes:
         of_this = of_class(root, PurePosixPath(inside, name).as_posix()) if (parent / name).is_dir() else []
         if not of_this:
+            deeper = f"; {_DEEPER.format(parent / name)}" if holds_classes(parent / name) else ""
             raise DataError(
                 f"{parent / name} must hold the images of a class, got none: add images, or move the folder elsewhere"
+                f"{deeper}"
             )
         images += of_this
         counts.append(len(of_this))
     return images, np.repeat(np.arange(len(classes)), counts)
+
+
+def holds_classes(folder: Path) -> bool:
+    """Whether a sub-folder of a folder, or of its part "train", holds images."""
+    places = [folder / inside / name for inside in ("", "train") for name in subfolders(folder / inside)]
+    return any(is_image(path) for place in places for path in place.iterdir())
 
 
 def _holds_runs(folder: Path) -> bool:
