@@ -197,6 +197,19 @@ def test_the_log_tells_what_happened(tmp_path):
     assert run.finished
 
 
+def test_before_the_first_line_of_the_log_the_loss_is_that_of_the_steps_so_far(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
+    [training] = prepare([(tiny.recipe(), tmp_path / "run")], tiny.load, CPU)
+    shown = []
+    for _ in range(7):  # the first line is that of step 5
+        training.advance()
+        shown.append(training.log.loss)
+    losses = training.step.losses.double().numpy()
+    means = [*(losses[: k + 1].mean() for k in range(5)), losses[:5].mean(), losses[:5].mean()]
+    assert shown == pytest.approx(means, rel=1e-5)
+    training.close()
+
+
 def test_speed_is_counted_from_the_line_before_also_across_a_minimum(tmp_path, monkeypatch):
     """A step takes two seconds of this clock, an evaluation a hundred: ten images in two seconds, always."""
     clock = [1000.0]

@@ -47,7 +47,7 @@ class TrainingLog:
         self.steps = min(-(-examples // recipe.budget.batch), _MOST_STEPS)
         """The number of steps between two lines."""
         self.loss: float | None = None
-        """The mean training loss of the interval that was logged last."""
+        """The mean training loss of the interval that was logged last; see also `preview`."""
         self.images_per_second: float | None = None
         self.lines = 0
         """The number of lines that this object has added."""
@@ -85,6 +85,11 @@ class TrainingLog:
         else:
             held = torch.empty_like(mean, device="cpu", pin_memory=True).copy_(mean, non_blocking=True)
             self._stretches.append((completed, held, self._stream.record_event()))
+
+    def preview(self, completed: int) -> None:
+        """Before the first line, set `loss` to the mean of the steps so far; only on a CPU, where it is at hand."""
+        if self._stream is None and self._completed == self._first:
+            self.loss = float(self._losses[self._first : completed].mean())
 
     def flush(self, wait: bool = False) -> None:
         """Write the lines whose losses have arrived, or all if `wait`; a loss that is not finite is an error."""

@@ -145,6 +145,7 @@ class Training:
             if self._stream is not None:
                 self._bursts.append(self._stream.record_event())
             self.log.flush(wait=several)
+            self.log.preview(self.completed)
             if self.world.any(time.monotonic() - self._saved > self._state_seconds) and not self.finished:
                 self.save()
 
