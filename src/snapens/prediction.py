@@ -25,7 +25,10 @@ class Block(NamedTuple):
     used: Whole
     """(examples,): how many members were evaluated."""
     mutual_information: Floats
-    """(examples,): entropy of the mean of the evaluated members minus their mean entropy, in nats."""
+    """(examples,): entropy of the mean of the evaluated members minus their mean entropy, in nats.
+
+    Both are computed without the temperature.
+    """
 
 
 def predictions(outputs: Outputs, combination: Combination | None = None) -> Iterator[Block]:
@@ -89,9 +92,12 @@ class Prediction:
     brier: Floats
     """The squared distance from the one-hot label, summed over classes."""
     entropy: Floats
-    """The entropy of the prediction, in nats."""
+    """The entropy of the prediction, after the temperature, in nats."""
     mutual_information: Floats
-    """The entropy of the mean minus the mean entropy of the evaluated members, in nats: how much they disagree."""
+    """The entropy of the mean minus the mean entropy of the evaluated members, in nats: how much they disagree.
+
+    It does not depend on the temperature: with one below 1, it can be greater than `entropy`.
+    """
     used: Whole
     """How many members were evaluated."""
 

@@ -18,11 +18,14 @@ class Uncertainty(NamedTuple):
     """The prediction for each example of a batch, and how uncertain it is. Entropies are in nats."""
 
     probabilities: Floats
-    """(examples, classes)."""
+    """(examples, classes), after the temperature of the combination."""
     entropy: Floats
     """(examples,): the entropy of the probabilities."""
     mutual_information: Floats
-    """(examples,): the entropy of the mean of the evaluated members minus their mean entropy."""
+    """(examples,): the entropy of the mean of the evaluated members minus their mean entropy, without the temperature.
+
+    With a temperature below 1 it can be greater than `entropy`.
+    """
     used: Whole
     """(examples,): how many members were evaluated; fewer than all only with an exit threshold."""
 
