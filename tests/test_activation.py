@@ -9,7 +9,7 @@ import torch
 from members import A, B, Shaped, X, mean_of, pair, trained
 from torch import nn
 
-from snapens import Ensemble, uncertainty
+from snapens import Combination, Ensemble, uncertainty
 from snapens.activation import check_softmax
 from snapens.errors import ArgumentError
 from snapens.predict import Predictor
@@ -42,6 +42,54 @@ def test_one_score_per_example_is_rejected(use):
         ArgumentError, match=r"two or more scores along dim=-1 .*\(\d+, 1\): pass activation=torch.sigmoid"
     ):
         use(Ensemble(store, nn.Linear(4, 1)))
+
+
+class OneLogit(nn.Linear):
+    """(batch, 4) -> (batch, 1)."""
+
+    def __init__(self):
+        super().__init__(4, 1)
+
+
+class TwoScores(OneLogit):
+    """What the documentation recommends for one logit z: the scores (0, z)."""
+
+    def forward(self, x):
+        return nn.functional.pad(super().forward(x), (1, 0))
+
+
+@pytest.mark.parametrize("use", [USES["outputs"], USES["uncertainty"]])
+@pytest.mark.parametrize("activation", [torch.sigmoid, None])
+def test_one_value_per_example_is_rejected_where_each_class_needs_one(use, activation):
+    store, _ = trained(OneLogit)
+    with pytest.raises(
+        ArgumentError, match=r"a score for each class, got one .*\(10, 1\): for one logit, .* subclass .*functional.pad"
+    ) as found:
+        use(Ensemble(store, OneLogit(), activation=activation))
+    assert "for regression, call ensemble.members" in str(found.value)
+
+
+@pytest.mark.parametrize("use", [USES["outputs"], USES["uncertainty"]])
+def test_one_logit_without_a_dimension_of_classes_has_the_same_remedy(use):
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    store, _ = trained(lambda: copy.deepcopy(model))
+    with pytest.raises(ArgumentError, match=r"got shape \(10,\) .*; for one logit, .* subclass .*functional.pad"):
+        use(Ensemble(store, model, activation=torch.sigmoid))
+
+
+def test_a_subclass_with_two_scores_reads_the_snapshots_of_one_logit(tmp_path):
+    store, networks = trained(OneLogit, path=tmp_path / "run")
+    ensemble = Ensemble.load(tmp_path / "run", TwoScores())
+    with torch.no_grad():
+        each = torch.stack([network(X).sigmoid() for network in networks])
+    expected = torch.cat([1 - each, each], -1)
+    outputs = ensemble.outputs([(X, (LABELS == 0).float())])
+    assert np.abs(outputs.probabilities - expected.numpy()).max() < 2e-3
+    ensemble.combination = Combination(outputs.members, temperature=2.0)
+    found = uncertainty.predict(ensemble, X).probabilities
+    roots = expected.mean(0).sqrt()
+    assert np.abs(found - (roots / roots.sum(-1, keepdim=True)).numpy()).max() < 1e-6
+    store.close()
 
 
 @pytest.mark.parametrize("use", [USES["forward"], USES["predict"]])

@@ -10,6 +10,10 @@ from .errors import ArgumentError
 
 Activation = Literal["softmax"] | Callable[[Tensor], Tensor] | None
 """None: the scores themselves are averaged."""
+ONE_LOGIT = (
+    "for one logit, load the snapshots into a subclass of the model whose forward() returns "
+    "torch.nn.functional.pad(logit, (1, 0)) of the logits (batch, 1), with activation='softmax'"
+)
 
 
 def probabilities(scores: Tensor, activation: Activation, dim: int) -> Tensor:
@@ -26,13 +30,24 @@ def log_probabilities(scores: Tensor, activation: Activation) -> Tensor:
         found = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
     else:
         given = probabilities(scores, activation, -1)
+        require_classes(given)
         if not torch.allclose(sums := given.sum(-1), torch.ones_like(sums), atol=1e-2):
             raise ArgumentError(
                 "activation must return probabilities that sum to 1 over the classes for outputs, "
-                f"got sums from {sums.min():.4g} to {sums.max():.4g}: call ensemble.members"
+                f"got sums from {sums.min():.4g} to {sums.max():.4g}: outputs exist for classifiers with one label "
+                "per example; for regression or several labels, call ensemble.members"
             )
         found = given.log()
     return found.half().cpu()
+
+
+def require_classes(found: Tensor) -> None:
+    """Reject activated scores with one value per example: outputs and uncertainty need one per class."""
+    if found.shape[-1] == 1:
+        raise ArgumentError(
+            f"model must return a score for each class, got one score per example, of shape {tuple(found.shape)}: "
+            f"{ONE_LOGIT}; for regression, call ensemble.members, because outputs and uncertainty are of classifiers"
+        )
 
 
 def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:

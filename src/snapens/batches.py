@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .activation import ONE_LOGIT
 from .errors import ArgumentError
 
 
@@ -70,9 +71,10 @@ def class_scores(output: Any, dim: int = -1) -> Tensor:
     found = scores(output)
     if not isinstance(found, Tensor) or found.ndim != 2 or dim not in (-1, 1):
         shown = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "a mapping"
+        one = isinstance(found, Tensor) and found.ndim == 1
         raise ArgumentError(
             f"model must return scores (batch, classes), got {shown} and dim={dim}: "
-            "use Ensemble.predict, or call ensemble.members"
+            f"use Ensemble.predict, or call ensemble.members{f'; {ONE_LOGIT}' if one else ''}"
         )
     return found
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
+from .activation import require_classes
 from .batches import class_scores
 from .ensemble import Ensemble
 from .pool import Pool
@@ -53,6 +54,7 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
         # numpy would take a tensor of one element for an integer
         rows = pool.rows if isinstance(pool.rows, slice) else pool.rows.numpy()
         output = ensemble.activated(class_scores(member(undecided), ensemble.dim)).cpu()
+        require_classes(output)
         used[rows] += 1
         weights[rows] += share
         inside[rows] += share * metrics.entropy(output)
