@@ -28,6 +28,15 @@ def test_logits_are_found_in_objects_and_mappings(wrap):
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A, wrap))(), expected)
 
 
+def test_heads_beside_logits_are_left_out_and_a_head_with_this_name_has_outputs():
+    a, b = torch.randn(6, 3), torch.randn(6, 3)
+    ensemble = Ensemble(pair(a, b), Shaped(a, lambda t: {"logits": t, "other": 2 * t}))
+    expected = (a.softmax(-1) + b.softmax(-1)) / 2
+    torch.testing.assert_close(ensemble(), expected)
+    found = ensemble.outputs([torch.arange(6) % 3], inputs=lambda batch: (), targets=lambda batch: batch)
+    assert np.abs(found.probabilities.mean(0) - expected.numpy()).max() < 2e-3
+
+
 def test_keyword_arguments_reach_the_members():
     expected = ((2 * A).softmax(-1) + (2 * B).softmax(-1)) / 2
     assert torch.allclose(Ensemble(pair(A, B), Shaped(A))(scale=2.0), expected)

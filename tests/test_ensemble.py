@@ -211,7 +211,7 @@ def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
         Ensemble(store, make_net(), activation=torch.sigmoid).outputs([batch])
     with pytest.raises(ArgumentError, match=r"got shape \(2, 5, 4, 4\) and dim=-1"):
         Ensemble(pair(A, B), Shaped(A, lambda t: t)).outputs([batch], inputs=lambda b: ())
-    with pytest.raises(ArgumentError, match="got a mapping"):
+    with pytest.raises(ArgumentError, match=r"got a mapping of 'a', 'b': .* name the scores 'logits'"):
         Ensemble(pair(A, B), Shaped(A, lambda t: {"a": t, "b": t})).outputs([batch], inputs=lambda b: ())
 
 

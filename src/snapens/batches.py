@@ -53,7 +53,10 @@ def separate(given: Any) -> Any:
 
 
 def scores(output: Any) -> Any:
-    """The tensor in the output of a model, or a dictionary of tensors without those of one number, such as a loss."""
+    """The tensor in the output of a model, or a dictionary of tensors without those of one number, such as a loss.
+
+    If an output has `logits`, as a key or an attribute, only these are used.
+    """
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(logits, Tensor):
         return logits
@@ -70,11 +73,13 @@ def class_scores(output: Any, dim: int = -1) -> Tensor:
     """The scores (examples, classes) in the output of a classifier, whose classes are along `dim`."""
     found = scores(output)
     if not isinstance(found, Tensor) or found.ndim != 2 or dim not in (-1, 1):
-        shown = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "a mapping"
-        one = isinstance(found, Tensor) and found.ndim == 1
+        if isinstance(found, Tensor):
+            shown, remedy = f"shape {tuple(found.shape)} and dim={dim}", f"; {ONE_LOGIT}" if found.ndim == 1 else ""
+        else:
+            shown, remedy = f"a mapping of {', '.join(map(repr, found))}", "; or name the scores 'logits' in its output"
         raise ArgumentError(
-            f"model must return scores (batch, classes), got {shown} and dim={dim}: "
-            f"use Ensemble.predict, or call ensemble.members{f'; {ONE_LOGIT}' if one else ''}"
+            f"model must return scores (batch, classes), got {shown}: "
+            f"use Ensemble.predict, or call ensemble.members{remedy}"
         )
     return found
 

@@ -37,7 +37,8 @@ class Ensemble(nn.Module):
     to an input that requires them. Otherwise members are streamed through one replica, which needs the memory of one
     model; then use `predict`. Several threads may predict at the same time; they take turns with a streamed replica.
     For a model that returns a mapping of tensors, the ensemble returns a mapping of their means; tensors without
-    dimensions, such as a loss, are left out.
+    dimensions, such as a loss, are left out. If the output of the model has `logits`, as a key or as an attribute, the
+    ensemble returns their mean only, as a tensor, and leaves out everything else.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)

@@ -247,6 +247,6 @@ def test_inputs_unlike_the_example_are_rejected(inputs, message):
 def test_a_model_with_several_outputs_is_rejected():
     x = torch.randn(2, 4)
     with pytest.raises(
-        ArgumentError, match=r"must return scores \(batch, classes\), got a mapping and dim=-1: use Ensemble.predict"
+        ArgumentError, match=r"must return scores \(batch, classes\), got a mapping of 'a', 'b': use Ensemble.predict"
     ):
         Predictor(ensemble_of(Several), x)(x)
