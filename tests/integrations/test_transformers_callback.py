@@ -207,6 +207,18 @@ def test_a_training_interrupted_in_a_notebook_continues_with_the_same_callback(t
     assert callback.ensemble().steps == (3, 6)
 
 
+def test_closing_the_ensembler_of_an_interrupted_callback_lets_another_one_continue(tmp_path):
+    callback = SnapshotCallback(2, store=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, callback, Crash(4), save_steps=4).train()
+    other = SnapshotCallback(2, store=tmp_path / "run")
+    with pytest.raises(LockedError, match=r"callback\.ensembler\.close\(\)"):
+        trainer(tmp_path, other).train(resume_from_checkpoint=True)
+    callback.ensembler.close()
+    trainer(tmp_path, other).train(resume_from_checkpoint=True)
+    assert other.ensemble().steps == (3, 6)
+
+
 def test_old_checkpoints_may_be_removed(tmp_path):
     options = {"save_total_limit": 1, "save_steps": 2}
     first = trainer(tmp_path, SnapshotCallback(3, store=tmp_path / "run"), Crash(4), **options)

@@ -15,7 +15,7 @@ from snapens.storage.lock import WriterLock, fcntl
 
 
 def test_a_second_writer_in_the_process_is_rejected_until_the_first_closes(folder):
-    with pytest.raises(LockedError, match=r"one writer.*this process"):
+    with pytest.raises(LockedError, match=r"one writer.*this process: close .* ensembler\.close\(\)"):
         Snapshots(folder.path).open_to_write(resume=True)
     folder.close()
     Snapshots(folder.path).open_to_write()

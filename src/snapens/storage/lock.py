@@ -33,7 +33,10 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         self._path, held, mark = path, (os.getpid(), path.parent.resolve() / path.name), object()
         if self._held.setdefault(held, mark) is not mark:  # one operation: two threads cannot both succeed
-            raise LockedError(f"{self._rule} this process: close() that writer first")
+            raise LockedError(
+                f"{self._rule} this process: close the earlier writer with ensembler.close(), or with "
+                "callback.ensembler.close() for a SnapshotCallback"
+            )
         try:
             self._descriptor = self._open()
         except BaseException:
