@@ -221,6 +221,25 @@ def test_a_snapshot_of_another_architecture_is_rejected_with_the_difference(make
         Ensemble(edited(make_net, change), make_net())
 
 
+@pytest.mark.parametrize(
+    ("change", "strict", "offered"),
+    [
+        (lambda s: s.pop("head.bias"), True, True),
+        (lambda s: s.update({"head.bias": torch.ones(4)}), True, False),
+        (lambda s: s.update({"head.bias": torch.ones(4)}), False, False),
+        (lambda s: (s.pop("head.bias"), s.update(more=torch.ones(1))), True, False),
+    ],
+)
+def test_strict_false_is_offered_only_where_it_helps(make_net, change, strict, offered):
+    store = Snapshots()
+    state = make_net().state_dict()
+    change(state)
+    store.commit(4, state)
+    with pytest.raises(MismatchError, match="build that architecture") as found:
+        Ensemble(store, make_net(), strict=strict)
+    assert ("strict=False" in str(found.value)) == offered
+
+
 def test_a_long_list_of_differences_is_shortened(make_net):
     store = Snapshots()
     store.commit(1, {f"t{k}": torch.ones(1) for k in range(30)})

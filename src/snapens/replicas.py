@@ -47,7 +47,7 @@ class Replicas(nn.ModuleList):
             entries = snapshots.entries(member[1])
             if not self._strict:
                 entries = {**entries, **self._of_model(entries, member)}
-            _check_fit(member[1], entries, tensors(self[0]))
+            _check_fit(member[1], entries, tensors(self[0]), self._strict)
             self._entries[member] = entries
 
     def holding(self, member: Member) -> nn.Module:
@@ -170,7 +170,7 @@ def misfits(stored: Mapping[str, Entry | Tensor], live: Mapping[str, Tensor]) ->
     return wrong + [f"{name} has shape {a}, the model's is {b}" for name, (a, b) in shapes.items() if a != b]
 
 
-def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor]) -> None:
+def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tensor], strict: bool) -> None:
     """Require that a snapshot has exactly the tensors of the model, with the same shapes."""
     wrong = misfits(entries, live)
     firsts: dict[int, str] = {}
@@ -181,8 +181,9 @@ def _check_fit(step: int, entries: Mapping[str, Entry], live: Mapping[str, Tenso
         elif entries[tied] != stored:
             wrong.append(f"{name} is tied to {tied} in the model only")
     if wrong:
+        only_missing = len(wrong) == len(live.keys() - entries.keys())
         raise MismatchError(
             f"model must have the architecture of the snapshot of step {step}, "
-            f"got {shortened(sorted(wrong), separator='; ')}: build that architecture; "
-            "strict=False takes missing tensors from model"
+            f"got {shortened(sorted(wrong), separator='; ')}: build that architecture"
+            f"{'; strict=False takes missing tensors from model' if strict and only_missing else ''}"
         )
