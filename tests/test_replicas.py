@@ -240,6 +240,15 @@ def test_strict_false_is_offered_only_where_it_helps(make_net, change, strict, o
     assert ("strict=False" in str(found.value)) == offered
 
 
+@pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda:99"), "gpu"])  # no machine has 100 GPUs
+def test_a_device_that_torch_cannot_use_is_rejected_with_the_reason_of_torch(make_net, tmp_path, device):
+    trained(make_net, path=tmp_path / "run")
+    with pytest.raises(
+        ArgumentError, match=rf"device must be available, got {device}, but torch .* \(.+\): use device='cpu'"
+    ):
+        Ensemble.load(tmp_path / "run", make_net(), device=device)
+
+
 def test_a_long_list_of_differences_is_shortened(make_net):
     store = Snapshots()
     store.commit(1, {f"t{k}": torch.ones(1) for k in range(30)})

@@ -131,6 +131,8 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
     """A copy of the unwrapped model in evaluation mode, which uses none of the model's tensors."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
+    if device is not None:
+        check_device(device)
     if strict:
         reject_extra_state(model)
     live = tensors(model)
@@ -150,6 +152,20 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
             "compiled or replaced in place: use model.compile(), or pass another instance of the architecture"
         )
     return copy.to(device).eval()
+
+
+def check_device(device: torch.device | str) -> None:
+    """Reject a device that torch does not know, or cannot use on this machine."""
+    try:
+        torch.empty(0, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, RuntimeError) as error:  # torch raises the first if it was built without the device
+        reason = str(error).strip().partition("\n")[0]
+        raise ArgumentError(
+            f"device must be available, got {device}, but torch cannot use it ({reason}): use device='cpu', or install "
+            "torch and a driver for this device"
+        ) from error
 
 
 def _live_methods(model: nn.Module, copy: nn.Module) -> Iterator[str]:

@@ -206,6 +206,7 @@ def test_an_estimator_that_is_not_fitted_says_so():
         ({"cycles": 5, "epochs": 3}, "epochs must be at least cycles=5, got 3: raise epochs or lower cycles"),
         ({"last": 6}, "last must be None or between 1 and cycles=5, got 6"),
         ({"last": 0}, "last must be None or between 1 and cycles=5, got 0"),
+        ({"device": "cuda:99"}, "device must be available, got cuda:99, but torch cannot use it ("),
         ({"lr": 0.0}, "lr must be a finite number greater than 0, got 0.0"),
         (
             {"module": "mlp"},

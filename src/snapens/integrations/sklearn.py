@@ -20,6 +20,7 @@ from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError
 from ..extras import package
+from ..replicas import check_device
 from ..schedule import CyclicCosine
 
 package("sklearn", "sklearn")  # if it is missing, the error names a command that installs it
@@ -88,6 +89,7 @@ class _SnapshotEstimator(BaseEstimator):
     ) -> Self:
         """Train on rows (rows, features), targets and weights; `losses` returns one value per row."""
         self._check_parameters()
+        check_device(self.device)
         device = torch.device(self.device)
         with _seeded(check_random_state(self.random_state).randint(np.iinfo(np.int32).max), device):
             model = self._model(data[0].shape[1], outputs).to(device)
