@@ -33,4 +33,4 @@ ensemble = ensembler.ensemble()
 held_out = ensemble.outputs([rings(1000, seed=1)]).save(folder, part="held_out")
 ensemble.outputs([rings(1000, seed=2)]).save(folder, part="test")
 combine.fit(held_out).save(folder)  # the report shows the combination
-print(f"snapens report {folder}")
+print(f"The outputs are saved. This command writes the report:\nsnapens report {folder}")
