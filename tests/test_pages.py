@@ -70,6 +70,11 @@ def blocks(text, *languages) -> Iterator[tuple[int, str]]:
             yield text.count("\n", 0, found.start(4)) + 1, textwrap.dedent(found[4])
 
 
+def before(diff):
+    """The old version of the code in a diff."""
+    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if not line.startswith("+"))
+
+
 def after(diff):
     """The new version of the code in a diff."""
     return "".join(f"{line[1:]}\n" for line in diff.splitlines() if not line.startswith("-"))
@@ -97,6 +102,15 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         is_diff = text.splitlines()[line - 2].strip().startswith("```diff")
         if error := ran(after(code) if is_diff else code, line, names, page):
             pytest.fail(error, pytrace=False)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/own-loop.md"])
+def test_both_versions_of_a_diff_are_complete(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ((line, diff),) = blocks((ROOT / page).read_text(), "diff")
+    for version in (before, after):
+        if error := ran(version(diff), line, stand_ins(), page):
+            pytest.fail(f"{version.__name__}: {error}", pytrace=False)
 
 
 def test_the_program_for_a_small_folder_gives_each_class_ten_test_images(tmp_path, monkeypatch):
