@@ -88,6 +88,10 @@ def test_a_table_trains_resumes_and_leaves_a_run_like_any_other(tmp_path):
             r"x_train must be numbers below 1e\+30, got nan in row 1, feature 0",
         ),
         ({"y_train": [0, 1, 0]}, r"y_train must be 4 integers, one per example, got int64 of shape \(3,\)"),
+        (
+            {"y_train": ["a", "b", "a", "b"]},
+            r"4 integers, .* got <U1 of shape \(4,\): number all .*np.unique\(y, return_i",
+        ),
         ({"y_train": [0, 2, 0, 2]}, "y_train must number the classes from 0 without gaps"),
         ({"y_train": [0, 0, 0, 0]}, "data must have at least 2 classes"),
         ({"x_test": np.zeros((2, 1))}, "x_test and y_test must be passed together"),

@@ -165,7 +165,8 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.csv", b"1,2\n3,4\n", "must have rows of 3 numbers, got [2]"),
+        ("a.csv", b"1,2\n3,4\n", "must have rows of 3 numbers, got rows of 2"),
+        ("a.csv", b"1,2\n3,4,5,6\n", "must have rows of 3 numbers, got rows of 2, 4"),
         ("a.csv", b"", "must have rows of 3 numbers, got no rows"),
         ("a.csv", b"\xff\xfe1", "must be a .csv file in UTF-8, got UnicodeDecodeError"),
         ("a.csv", b'1,"2,3\n', "must be a .csv file in UTF-8, got Error: unexpected end of data"),

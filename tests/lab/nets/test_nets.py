@@ -222,7 +222,12 @@ def test_a_users_own_network_receives_classes_and_channels_and_its_dropout_is_ke
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("resnet111", {}, "unknown network 'resnet111': did you mean resnet110"),
+        (
+            "resnet111",
+            {},
+            "unknown network 'resnet111': did you mean resnet110.* timm:NAME, torchvision:NAME or your own",
+        ),
+        ("nosuch", {}, "unknown network 'nosuch': choose from densenet100, .* or your own module:callable"),
         ("resnet50", {"dropout": 0.2}, "network 'resnet50' must accept.*unexpected keyword argument 'dropout'.*leave"),
         ("resnet50", {"stem_stride": 2}, "unexpected keyword argument 'stem_stride'"),
         ("nowhere.to.be:found", {}, "module:callable that Python can import, got 'nowhere.to.be:found'.*PYTHONPATH"),

@@ -11,14 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import ArgumentError
 
 _DIGEST_EXAMPLES = 1000
+_RENUMBER = "np.unique(y, return_inverse=True)[1]"
 
 
 def checked_labels(argument: str, labels: ArrayLike, examples: int) -> NDArray[np.int64]:
     """Labels as int64, one per example."""
     found = np.asarray(labels)
     if found.dtype.kind not in "iu" or found.shape != (examples,):
+        remedy = "" if found.dtype.kind in "iu" else f": number all labels together with {_RENUMBER}"
         raise ArgumentError(
-            f"{argument} must be {examples} integers, one per example, got {found.dtype} of shape {found.shape}"
+            f"{argument} must be {examples} integers, one per example, got {found.dtype} of shape {found.shape}{remedy}"
         )
     return found.astype(np.int64)
 
@@ -29,7 +31,7 @@ def numbered(labels: NDArray[np.int64]) -> tuple[str, ...]:
     if not np.array_equal(found, np.arange(len(found))):
         raise ArgumentError(
             f"y_train must number the classes from 0 without gaps, got {len(found)} labels from {found[0]} to "
-            f"{found[-1]}: renumber them with np.unique(y, return_inverse=True)[1], or pass classes"
+            f"{found[-1]}: renumber them with {_RENUMBER}, or pass classes"
         )
     return tuple(map(str, found))
 

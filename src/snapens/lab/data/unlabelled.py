@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ArgumentError, DataError, MissingPackageError
+from ...errors import ArgumentError, DataError, MissingPackageError, shortened
 from ...extras import package
 from ..recipe.preprocessing import ImagePreprocessing, Preprocessing, RowPreprocessing
 from .ahead import read_ahead
@@ -103,7 +103,8 @@ def _rows(path: Path, features: int, size: int) -> Iterator[Chunk]:
         table = _table(path)
         counts = {len(cells) for _, cells in table}
         if features not in counts:
-            raise DataError(f"must have rows of {features} numbers, got {sorted(counts) or 'no rows'}")
+            found = f"rows of {shortened([str(count) for count in sorted(counts)])}" if counts else "no rows"
+            raise DataError(f"must have rows of {features} numbers, got {found}")
     except (DataError, OSError) as error:
         yield Chunk(failed={str(path): _reason(path, error)})
         return

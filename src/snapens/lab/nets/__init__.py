@@ -142,7 +142,7 @@ def _resolved(
     """The callable of a network, and the keywords for it that do not depend on the inputs."""
     library, colon, inner = name.partition(":")
     if not colon and name not in NETWORKS:
-        raise unknown("network", name, NETWORKS)
+        raise unknown("network", name, NETWORKS, "timm:NAME, torchvision:NAME or your own module:callable")
     path, settings = NETWORKS.get(name, (name, {}))
     if library in _LIBRARIES:
         path, settings = f"snapens.lab.nets.zoo:from_{library}", {"name": inner}

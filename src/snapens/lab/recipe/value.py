@@ -97,8 +97,8 @@ def look_up(what: str, name: object, table: Mapping[str, T]) -> T:
     return table[str(name)]
 
 
-def unknown(what: str, name: object, known: Collection[str]) -> ArgumentError:
-    """The error for an unknown name; it suggests the nearest known names, or lists them.
+def unknown(what: str, name: object, known: Collection[str], others: str = "") -> ArgumentError:
+    """The error for an unknown name; it suggests the nearest known names, or lists them, and names `others`.
 
     Examples:
         >>> str(unknown("network", "resnet11", ["resnet110", "wrn32"]))
@@ -110,7 +110,7 @@ def unknown(what: str, name: object, known: Collection[str]) -> ArgumentError:
     else:
         some = sorted(known)[:12]
         hint = f"choose from {', '.join(some)}{', …' if len(known) > len(some) else ''}"
-    return ArgumentError(f"unknown {what} {name!r}: {hint}")
+    return ArgumentError(f"unknown {what} {name!r}: {hint}{f' (or {others})' if others else ''}")
 
 
 def _hints(kind: type) -> dict[str, Any]:
