@@ -93,9 +93,8 @@ def _way_in_words(recipe: Recipe) -> str:
         longer = f", the first {method.first_cycle:g} times as long" if method.first_cycle > 1 else ""
         return f"Snapshot Ensemble, {method.cycles} cycles{longer}"
     short = (budget.epochs - budget.warmup_epochs) / (method.first_cycle + method.cycles - 1)
-    return (
-        f"FGE: one cosine, then {method.cycles - 1} cycles of {short:.0f} epochs from {method.later_peak:g} of the peak"
-    )
+    later = f"{method.cycles - 1} cycles of {short:.0f} epochs with {method.later_peak:g} times the peak rate"
+    return f"FGE: one cosine, then {later}"
 
 
 def _transforms(recipe: Recipe, other: Recipe) -> list[str]:

@@ -9,7 +9,7 @@ from snapens.report.numbers import decimal
 
 from .qualities import Qualities, Quality
 
-ERRORS = ("epochs", "how they are used", "minutes", "last weights, %", "EMA of the weights, %", "all snapshots, %")
+ERRORS = ("epochs", "use of the epochs", "minutes", "last weights, %", "EMA of the weights, %", "all snapshots, %")
 DETAILS = (
     "epochs",
     "predictor",
@@ -63,10 +63,10 @@ def timeline(run: Quality, published_percent: float) -> str:
     head = ("minutes", "snapshots", "this snapshot alone: error, %", "all snapshots so far: error, %")
     first = next((moment for moment in run.history if 100 * moment.error_so_far < published_percent), None)
     below = f"below {published_percent:.2f} %, the paper's lowest error on {names.DATASETS[run.dataset]}"
-    when = f"never {below}" if first is None else f"first {below}, after {first.seconds / 60:.1f} minutes"
+    when = f"never {below}" if first is None else f"{below}, for the first time after {first.seconds / 60:.1f} minutes"
     about = f"{run.words}; {run.epochs} epochs, {run.images:,} images, seed {' and '.join(map(str, run.seeds))}"
-    verdict = f"At the end of a cycle, the error of all snapshots so far is {when}."
-    return f"{verdict} The run: {about}.\n\n{_aligned(head, rows)}"
+    verdict = f"Measured at the end of each cycle, the error of all snapshots so far is {when}."
+    return f"{verdict} Run: {about}.\n\n{_aligned(head, rows)}"
 
 
 def _errors(group: Qualities) -> list[list[float] | None]:

@@ -22,7 +22,7 @@ STRONG = ("mirror", "trivialaugment", "cutout=16")
         # 101 epochs: 1 of warm-up, 8 parts of the first cycle and 2 further cycles of 10 epochs each
         (
             {"epochs": 101, "first_cycle": 8.0, "later_peak": 0.25},
-            "FGE: one cosine, then 2 cycles of 10 epochs from 0.25 of the peak",
+            "FGE: one cosine, then 2 cycles of 10 epochs with 0.25 times the peak rate",
         ),
         ({"cycles": 1}, "one cosine"),
         ({"cycles": 1, "ema": 0.999}, "one cosine, EMA of the weights"),

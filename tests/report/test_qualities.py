@@ -143,7 +143,7 @@ def test_the_second_table_has_every_predictor():
     assert cells(quality_tables.details(Qualities((fge, final)))) == [
         [
             "61",
-            "FGE: one cosine, then 2 cycles of 5 epochs from 0.25 of the peak, each snapshot an EMA",
+            "FGE: one cosine, then 2 cycles of 5 epochs with 0.25 times the peak rate, each snapshot an EMA",
             *["3", "**20.00**", *common],
         ],
         [
@@ -185,7 +185,9 @@ def test_the_errors_over_time_show_when_a_published_error_is_reached():
     runs = Qualities((shorter, seed, timed, ensemble(0.17, 0.16, epochs=120)))
     assert runs.timed is timed  # the run of 120 epochs has no history
     text = quality_tables.timeline(timed, 17.41)
-    assert "is first below 17.41 %, the paper's lowest error on CIFAR-100, after 7.5 minutes. The run: " in text
+    assert (
+        "is below 17.41 %, the paper's lowest error on CIFAR-100, for the first time after 7.5 minutes. Run: " in text
+    )
     assert "Snapshot Ensemble, 3 cycles; 60 epochs, 45,000 images, seed 0." in text
     assert cells(text.partition("\n\n")[2]) == [
         ["5.0", "1", "19.00", "19.00"],
