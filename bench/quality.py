@@ -15,8 +15,8 @@ NLL on these images, so that a predictor can be chosen. The predictors are:
   of augmented training images,
 - for a run that stores an average of the weights (`--ema`), the last weights without averaging.
 
-The last two are not measured for several runs together. For each snapshot, the file also contains the time since the
-start of training, its error, and the error of all snapshots so far.
+For several runs together, the last two predictors are not measured. For each snapshot, the file also contains the
+time since the start of training, its error, and the error of all snapshots so far.
 """
 
 import argparse

@@ -66,7 +66,7 @@ def test_one_value_per_example_is_rejected_where_each_class_needs_one(use, activ
         ArgumentError, match=r"a score for each class, got one .*\(10, 1\): for one logit, .* subclass .*functional.pad"
     ) as found:
         use(Ensemble(store, OneLogit(), activation=activation))
-    assert "for regression, call ensemble.members" in str(found.value)
+    assert "for regression, evaluate ensemble.members" in str(found.value)
 
 
 @pytest.mark.parametrize("use", [USES["outputs"], USES["uncertainty"]])

@@ -1,4 +1,4 @@
-"""Activation: how the scores of a member become probabilities, and which scores a softmax fits."""
+"""Activation: how the scores of a member become probabilities, and for which scores a softmax is wrong."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,7 +12,7 @@ Activation = Literal["softmax"] | Callable[[Tensor], Tensor] | None
 """None: the scores themselves are averaged."""
 ONE_LOGIT = (
     "for one logit, load the snapshots into a subclass of the model whose forward() returns "
-    "torch.nn.functional.pad(logit, (1, 0)) of the logits (batch, 1), with activation='softmax'"
+    "torch.nn.functional.pad(logit, (1, 0)) for logits of shape (batch, 1), with activation='softmax'"
 )
 
 
@@ -35,7 +35,7 @@ def log_probabilities(scores: Tensor, activation: Activation) -> Tensor:
             raise ArgumentError(
                 "activation must return probabilities that sum to 1 over the classes for outputs, "
                 f"got sums from {sums.min():.4g} to {sums.max():.4g}: outputs exist for classifiers with one label "
-                "per example; for regression or several labels, call ensemble.members"
+                "per example; for regression or several labels, evaluate ensemble.members"
             )
         found = given.log()
     return found.half().cpu()
@@ -46,15 +46,16 @@ def require_classes(found: Tensor) -> None:
     if found.shape[-1] == 1:
         raise ArgumentError(
             f"model must return a score for each class, got one score per example, of shape {tuple(found.shape)}: "
-            f"{ONE_LOGIT}; for regression, call ensemble.members, because outputs and uncertainty are of classifiers"
+            f"{ONE_LOGIT}; for regression, evaluate ensemble.members, because outputs and uncertainty need a classifier"
         )
 
 
 def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
-    """Reject scores (a tensor, or a dictionary of tensors) for which a softmax is wrong: one score, and probabilities.
+    """Reject scores for which a softmax is wrong: a single score per example, and scores that are probabilities.
 
-    Returns whether the values were checked. This waits for the device, so it is not done without `values`, nor while a
-    graph is compiled, traced or captured. One row is not enough, because its logits can sum to 1 by chance.
+    The scores are a tensor, or a dictionary of tensors. Returns whether the values were checked. Reading them waits for
+    the device, so they are not checked without `values`, nor while a graph is compiled, traced or captured. The values
+    of a single row are not checked, because its logits can sum to 1 by chance.
     """
     if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # its sizes are tensors
         return False
@@ -65,7 +66,7 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
             raise ArgumentError(
                 f"model must return a batch with two or more scores along dim={dim} for activation='softmax', got "
                 f"shape {tuple(tensor.shape)}{'' if key is None else f' for {key!r}'}: pass activation=torch.sigmoid "
-                "for one logit, None for regression; for one example, pass a batch of one, x[None]"
+                "for one logit, activation=None for regression; for one example, pass a batch of one, x[None]"
             )
     if not values or torch.compiler.is_compiling():
         return False

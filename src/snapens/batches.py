@@ -43,7 +43,7 @@ def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[
 
 
 def separate(given: Any) -> Any:
-    """A copy for one member: a model may change a tensor in place, or replace what a dictionary or an object holds."""
+    """A copy for one member, because a model may change tensors in place, or the entries of a dictionary or object."""
 
     def is_object(item: Any) -> bool:
         plain = type(item) in (dict, list, tuple)
@@ -53,7 +53,7 @@ def separate(given: Any) -> Any:
 
 
 def scores(output: Any) -> Any:
-    """The tensor in the output of a model, or a dictionary of tensors without those of one number, such as a loss.
+    """The tensor in the output of a model, or a dictionary of its tensors, without single numbers such as a loss.
 
     If an output has `logits`, as a key or an attribute, only these are used.
     """
@@ -79,7 +79,7 @@ def class_scores(output: Any, dim: int = -1) -> Tensor:
             shown, remedy = f"a mapping of {', '.join(map(repr, found))}", "; or name the scores 'logits' in its output"
         raise ArgumentError(
             f"model must return scores (batch, classes), got {shown}: "
-            f"use Ensemble.predict, or call ensemble.members{remedy}"
+            f"use Ensemble.predict, or evaluate ensemble.members{remedy}"
         )
     return found
 
@@ -94,7 +94,7 @@ def each(function: Callable[..., Any], *outputs: Any) -> Any:
 def joined(outputs: list[Any]) -> Any:
     """The outputs of all batches, concatenated."""
     if isinstance(outputs[0], Tensor) and not outputs[0].ndim:
-        raise ArgumentError("model must return one row per example, got one number per batch: call the ensemble itself")
+        raise ArgumentError("model must return one row per example, got one number per batch: use ensemble(x) instead")
     return each(lambda *batches: torch.cat(batches), *outputs)
 
 

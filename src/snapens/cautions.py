@@ -1,4 +1,4 @@
-"""Cautions: warnings about a run that is probably not what the user wants."""
+"""Cautions: warnings about a run that is probably not what the user intends."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ class Progress:
 
 
 def early_end(progress: Progress, schedule: Schedule, place: str, process: int) -> None:
-    """A run that ends before its last cycle; `process` is the one that trained it."""
+    """Warn of a run that ends before its last cycle; `process` is the id of the process that trained it."""
     missing = missing_cycles(schedule, progress.completed)
     began_and_stopped = progress.completed > 0 and not progress.closed and not progress.failed
     if missing and began_and_stopped and process == os.getpid():  # a forked process may end at any time
@@ -42,7 +42,7 @@ def early_end(progress: Progress, schedule: Schedule, place: str, process: int) 
 
 
 def untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -> None:
-    """Stored parameters that require gradients, but that the optimizer does not hold."""
+    """Warn of stored parameters that require gradients, but that are not in the optimizer."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     live = {name: tensor for name, tensor in tensors(model).items() if name in stored}
     if left := [name for name, tensor in live.items() if tensor.requires_grad and id(tensor) not in held]:
@@ -54,7 +54,7 @@ def untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -
 
 
 def repeated(snapshots: Snapshots) -> None:
-    """A snapshot that is equal to the one before it."""
+    """Warn of a snapshot that is equal to the one before it."""
     *_, before, last = (0, *snapshots.steps)
     if before and snapshots.entries(before) == snapshots.entries(last):  # equal entries have equal content
         log.warning(

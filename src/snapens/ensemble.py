@@ -33,9 +33,9 @@ class Ensemble(nn.Module):
     logarithm of the mean, for `cross_entropy` and for frameworks that apply softmax themselves. `strict=False` accepts
     snapshots of some of the model's tensors, such as adapters; the others are those of `model`.
 
-    Resident members are all on the device, share the tensors that their snapshots share, and pass gradients
-    to an input that requires them. Otherwise members are streamed through one replica, which needs the memory of one
-    model; then use `predict`. Several threads may predict at the same time; they take turns with a streamed replica.
+    Resident members are all on the device, share the tensors that their snapshots share, and pass gradients to an input
+    that requires them. With `resident=False`, members are streamed: they are loaded one after the other into one model,
+    so use `predict`. Several threads may predict at the same time; with streamed members, they wait for each other.
     For a model that returns a mapping of tensors, the ensemble returns a mapping of their means; tensors without
     dimensions, such as a loss, are left out. If the output of the model has `logits`, as a key or as an attribute, the
     ensemble returns their mean only, as a tensor, and leaves out everything else.
@@ -162,12 +162,12 @@ class Ensemble(nn.Module):
         A batch that is a tensor is the argument of the model, and a mapping is its keyword arguments. The first
         element of a tuple, named tuple or list is the input. `inputs` selects another input from a batch; if it
         is a plain or named tuple, it is several arguments. With an `exit_threshold`, each member is evaluated only
-        for the examples that are still undecided: it gets their rows of each tensor with as many rows as the batch.
+        for the examples that are still undecided: their rows are taken from each tensor with as many rows as the batch.
 
-        Resident members read the loader once, all members batch by batch. Streamed members are loaded once each, and
-        each reads the whole loader, which must keep its order. `progress` is called after every batch that is read,
-        with the number of batches read so far and in total (None if unknown): a loader of 10 batches has a total
-        of 10 for resident members, and of 30 for three streamed members.
+        For resident members, the loader is read once, and each batch is passed to all members. For streamed members,
+        the loader is read once per member, and must keep its order. `progress` is called after every batch that is
+        read, with the number of batches read so far and in total (None if unknown): a loader of 10 batches has a
+        total of 10 for resident members, and of 30 for three streamed members.
         """
         pools: list[Pool] = []
 
@@ -202,8 +202,8 @@ class Ensemble(nn.Module):
         """The outputs of every member of a classifier for all batches of a loader, with the labels.
 
         `inputs` and `progress` are those of `predict`. `targets` selects the labels from a batch: by default the
-        second element of a tuple, named tuple or list, and the entry "labels" of a mapping. Streamed members must read
-        the same labels in the same order.
+        second element of a tuple, named tuple or list, and the entry "labels" of a mapping. For streamed members, the
+        labels must be the same in every pass over the loader.
         """
         rows: dict[Member, list[Tensor]] = {}
         labels: list[Tensor] = []

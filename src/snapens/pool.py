@@ -8,7 +8,7 @@ from torch import Tensor
 from .batches import each, rows
 from .errors import ArgumentError
 
-ONE_ROW = "no tensor that has as many rows as the batch for another reason"
+ONE_ROW = "inputs in which only tensors with one row per example have as many rows as the batch"
 
 
 class Pool:

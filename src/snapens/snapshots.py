@@ -91,7 +91,7 @@ class Snapshots:
         return self._store.reserve(step)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Reject tensors that can never be committed; of sharded tensors, this rank checks its own part."""
+        """Reject tensors that can never be committed; each rank checks only its own part of a sharded tensor."""
         check_real(tensors)
         bad = {}
         for name, tensor in tensors.items():
@@ -166,7 +166,7 @@ class Snapshots:
         if diverged := [name for name, was_finite in bad.items() if not was_finite]:
             raise NonFiniteError(
                 f"weights must be finite to be stored, got NaN or infinity at step {step} in {shortened(diverged, 5)}: "
-                "lower the rate or clip the gradient; register a buffer that is not finite by design with "
+                "lower the rate or clip the gradient; if a buffer is not finite by design, register it with "
                 "persistent=False"
             )
         if bad:

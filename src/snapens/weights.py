@@ -39,7 +39,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def reject_extra_state(module: nn.Module) -> None:
-    """Reject a module with more in its state_dict than `tensors`, which would be missing in a snapshot of it all."""
+    """Reject a module whose state_dict has more than parameters and buffers: a snapshot would lack the rest."""
     if foreign := _state(unwrap(module))[1]:
         raise ArgumentError(
             f"model must have only parameters and buffers in its state_dict, got {foreign[0]!r}, which extra state or "

@@ -117,7 +117,7 @@ def test_an_average_with_much_of_the_initial_weights_is_announced(capsys, decay,
     else:
         assert found == (
             f"snapens: the initial weights are {share} % of the first snapshot of runs/a, "
-            f"because --ema {decay} is slow for 100 steps: use a lower --ema, or more --epochs\n"
+            f"because --ema {decay} is too slow for 100 steps: use a lower --ema, or more --epochs\n"
         )
 
 

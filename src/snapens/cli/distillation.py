@@ -19,7 +19,7 @@ class Distill:
     """Train one network to imitate the ensemble of a run."""
 
     run: Folder
-    """The run folder of the teacher. The student has its data, transforms, optimizer and batch size."""
+    """The run folder of the teacher. The student uses the teacher's data, transforms, optimizer and batch size."""
     epochs: Annotated[int, arg("INT", "(required)")]
     """The number of passes over the training examples."""
     training: TrainingOptions
@@ -65,7 +65,7 @@ class Distill:
         return status
 
     def _recipe(self, recipe: Recipe, teacher: "Teacher") -> Recipe:
-        """The recipe of the student; what it takes from that of the teacher is documented at `run`."""
+        """The recipe of the student; the docstring of `run` lists what it takes from the recipe of the teacher."""
         network = replace(recipe.network, pretrained=recipe.network.pretrained or self.pretrained)
         if self.network is not None:
             network = Network(self.network, stem_stride=network.stem_stride, pretrained=self.pretrained)

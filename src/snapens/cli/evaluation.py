@@ -201,8 +201,8 @@ def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
     names = ("choice", "error, %", "change", "NLL", "change", "members")
     table = Table(*(Column(name, no_wrap=True) for name in names), box=None, pad_edge=False)
     Console(highlight=False).print(
-        f"What each choice changes on {len(outputs.labels):,} held-out examples, fitted on one half and measured on "
-        "the other (± one paired standard error):\n"
+        f"The changes of the error and the NLL by each choice, on {len(outputs.labels):,} held-out examples: fitted on "
+        "one half and measured on the other (± one paired standard error; negative is better)\n"
     )
     for gain in gains:
         table.add_row(

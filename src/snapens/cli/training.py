@@ -173,7 +173,7 @@ def _warn_of_slow_averages(trainings: Sequence["Training"]) -> None:
         if isinstance(average, EMA) and run.completed < first and (share := average.decay**first) > _LARGE_SHARE:
             say(
                 f"snapens: the initial weights are {100 * share:.0f} % of the first snapshot of {run.run.path}, "
-                f"because --ema {average.decay:g} is slow for {first} steps: use a lower --ema, or more --epochs"
+                f"because --ema {average.decay:g} is too slow for {first} steps: use a lower --ema, or more --epochs"
             )
 
 

@@ -46,8 +46,8 @@ def fit(
       members are always evaluated.
 
     Outputs of the test part are rejected. With fewer than 100 examples, neither a temperature nor early exit is fitted,
-    and a warning is logged; so it is if the temperature is at an end of its range. `gains` measures the gain of each
-    choice.
+    and a warning is logged. A warning is also logged if the temperature is at an end of its range. `gains` measures the
+    gain of each choice.
 
     Examples:
         >>> p = np.log([[[0.4, 0.6], [0.1, 0.9]], [[0.9, 0.1], [0.2, 0.8]]]).astype(np.float16)
@@ -164,8 +164,8 @@ def _stages(
 ) -> list[_Stage]:
     """The plain mean of all members, and the combination after each choice.
 
-    The temperature is fitted first, and again after each choice: choices are compared as they will be used. Neither it
-    nor early exit is fitted unless there are `enough` examples.
+    The temperature is fitted first, and again after each choice: choices are compared as they will be used. Without
+    `enough` examples, neither the temperature nor early exit is fitted.
     """
     check_held_out(outputs)
     temperature = temperature and enough

@@ -150,13 +150,15 @@ def test_a_missing_or_empty_folder_is_rejected(tmp_path):
 def test_a_folder_of_another_depth_is_rejected_with_the_folder_to_pass(tmp_path):
     written(tmp_path / "images")
     with pytest.raises(
-        DataError, match=rf"got \['images'\]: if its sub-folders are the classes, pass {tmp_path}/images$"
+        DataError, match=rf"got \['images'\]: pass {tmp_path}/images if its sub-folders are the classes$"
     ):
         load("folder", tmp_path)
     (tmp_path / "more").mkdir()
-    with pytest.raises(DataError, match=rf"elsewhere; if its sub-folders are the classes, pass {tmp_path}/images$"):
+    with pytest.raises(DataError, match=rf"elsewhere; pass {tmp_path}/images if its sub-folders are the classes$"):
         load("folder", tmp_path)
-    with pytest.raises(DataError, match=r"got \[\]: if it holds the images of one class, pass the folder above it"):
+    with pytest.raises(
+        DataError, match=r"got \[\]: if this folder holds the images of one class, pass the folder above it"
+    ):
         load("folder", tmp_path / "images/dog")
 
 

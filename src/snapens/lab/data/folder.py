@@ -27,7 +27,7 @@ PHOTOS: dict[str, Any] = {
 }
 """How images that are cropped are augmented and normalised; mean and deviation are those of ImageNet."""
 
-_DEEPER = "if its sub-folders are the classes, pass {}"
+_DEEPER = "pass {} if its sub-folders are the classes"
 
 Listed = tuple[list[str], NDArray[np.int64]]
 """The name, relative to the root, and the label of each image."""
@@ -74,7 +74,7 @@ def _parts(root: Path) -> tuple[tuple[str, ...], dict[str, Listed]]:
     if len(classes) < 2:
         remedy = "add classes"
         if any(map(is_image, (root / inside).iterdir())):
-            remedy = "if it holds the images of one class, pass the folder above it"
+            remedy = "if this folder holds the images of one class, pass the folder above it"
         elif classes and holds_classes(root / inside / classes[0]):
             remedy = _DEEPER.format(root / inside / classes[0])
         raise DataError(

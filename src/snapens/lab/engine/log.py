@@ -87,7 +87,7 @@ class TrainingLog:
             self._stretches.append((completed, held, self._stream.record_event()))
 
     def preview(self, completed: int) -> None:
-        """Before the first line, set `loss` to the mean of the steps so far; only on a CPU, where it is at hand."""
+        """Before the first line, set `loss` to the mean of the steps so far; only on a CPU, which need not wait."""
         if self._stream is None and self._completed == self._first:
             self.loss = float(self._losses[self._first : completed].mean())
 

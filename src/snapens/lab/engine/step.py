@@ -236,7 +236,7 @@ class TrainingStep:
         self.completed += 1
 
     def _gradients(self, batch: Batch) -> Tensor:
-        """Compute the gradients of all processes; the loss."""
+        """Compute the mean gradients of all processes, and return their mean loss."""
         with precision(self.device), self._synchronised():
             loss = self._objective(self._live(batch.inputs), batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -248,7 +248,7 @@ class TrainingStep:
         return loss
 
     def _gradients_uphill(self, batch: Batch, ascent: Ascent) -> Tensor:
-        """The same at weights with a higher loss."""
+        """The same, at weights that were moved to a higher loss."""
         assert self.recipe.sharpness is not None
         some = batch.every(self.recipe.sharpness.every)
         with ascent.uphill(lambda: self._gradients(some)):

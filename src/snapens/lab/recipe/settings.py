@@ -74,9 +74,9 @@ class Settings:
     ema_at_restart: Literal["carried", "reset"] = "carried"
     """carried: the average continues over a restart; reset: it starts again from the weights at the restart."""
     sam: float | None = None
-    """Use sharpness-aware minimisation with this radius, such as 0.1."""
+    """Use sharpness-aware minimisation (SAM) with this radius, such as 0.1."""
     sam_every: int = 4
-    """Find the direction of sam with every n-th example of a batch: 4 makes a step about 1.3 times as long."""
+    """Compute the direction of sam from every n-th example of a batch. With 4, a step takes about 1.3 times as long."""
     warmup_epochs: int = 0
     """Warm-up epochs before the first cycle, included in epochs."""
     pattern: tuple[Literal["warm", "fresh"], ...] = ()

@@ -10,14 +10,14 @@ class SAM(Value):
     """Sharpness-aware minimisation (Foret et al., 2021).
 
     Each step computes its gradient where the loss is higher: at weights that were moved by a small distance in the
-    direction of the gradient. The optimizer then changes the weights as they were before. To find the direction, a part
-    of the batch is enough, so a step need not take twice as long.
+    direction of the gradient. The optimizer then applies this gradient to the original weights. A part of the batch is
+    enough to find the direction, so a step need not take twice as long.
     """
 
     radius: float = 0.1
-    """The length of the move, as the norm over all parameters."""
+    """The length of the move: the norm over all parameters."""
     every: int = 4
-    """The direction is that of every n-th example of a batch; 1: of all examples, as in the original method."""
+    """The direction is computed from every n-th example of a batch; 1: from all examples, as in the original method."""
 
     def check(self) -> None:
         """The radius is positive."""
