@@ -207,7 +207,9 @@ def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
         Ensemble(store, make_net(), activation=None).outputs([batch])
     with pytest.raises(ArgumentError, match=r"scores \(batch, classes\), got shape \(10, 3\) and dim=0: use Ensemble"):
         Ensemble(store, make_net(), dim=0).outputs([batch])
-    with pytest.raises(ArgumentError, match=r"got sums from .*for regression or several labels, evaluate ensemble.members"):
+    with pytest.raises(
+        ArgumentError, match=r"got sums from .*for regression or several labels, evaluate ensemble.members"
+    ):
         Ensemble(store, make_net(), activation=torch.sigmoid).outputs([batch])
     with pytest.raises(ArgumentError, match=r"got shape \(2, 5, 4, 4\) and dim=-1"):
         Ensemble(pair(A, B), Shaped(A, lambda t: t)).outputs([batch], inputs=lambda b: ())
