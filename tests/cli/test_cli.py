@@ -405,6 +405,29 @@ def test_a_report_is_written_to_the_given_place(folder, capsys):
     assert "runs must name at least one run folder" in capsys.readouterr().err
 
 
+def test_a_report_is_written_to_the_folder_of_the_run_that_it_is_about(folder, capsys):
+    assert train(out="one/a") == 0
+    assert train("--method", "single", out="b") == 0
+    before = (folder / "b/report.html").read_text()
+    capsys.readouterr()
+    for arguments, written in (
+        (["b", "one/a"], "one/a/report.html"),  # about the Snapshot Ensemble, with b as its baseline
+        (["b", "one"], "one/a/report.html"),
+        (["one", "b"], "one/report.html"),  # a folder of runs
+        (["one", "b", "--focus", "b"], "one/report.html"),
+        (["b", "one/a", "--out", "page.html"], "page.html"),
+    ):
+        assert main(["report", *arguments]) == 0
+        assert capsys.readouterr().out == f"{written}\n"
+        page = (folder / written).read_text()
+        assert ("<title>b" if "--focus" in arguments else "<title>a") in page
+    assert (folder / "b/report.html").read_text() == before
+    assert main(["report", "b", "one/a", "--format", "csv"]) == 0
+    assert {line.rpartition("/")[0] for line in capsys.readouterr().out.split()} == {"one/a/report"}
+    assert main(["report", "one/a", "b", "--focus", "b"]) == 0
+    assert capsys.readouterr().out == "b/report.html\n"
+
+
 def test_a_report_of_a_loop_of_the_users_own_needs_only_outputs(folder, capsys):
     snapshots = Snapshots("all/own")
     snapshots.open_to_write()

@@ -121,7 +121,8 @@ class Report:
     focus: Annotated[str | None, arg("NAME")] = None
     """The name of the run folder that the report is about. By default a Snapshot Ensemble with a matching baseline."""
     out: Place = None
-    """The path of the page (.html), or a folder for the page or its parts. By default the first run folder."""
+    """The path of the page (.html), or a folder for the page or its parts. By default the folder of the run that the
+    report is about; if the first argument is a folder of several runs, that folder."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
     """html: the page. Otherwise its parts: charts as png or svg, tables as csv or json."""
 
@@ -130,15 +131,19 @@ class Report:
         from ..lab.records.runs import runs_in
         from ..report.page import write
         from ..report.pieces import Format, pieces
-        from ..report.summary import with_data_of_focus
+        from ..report.summary import in_focus, with_data_of_focus
 
         if not self.runs:
             raise ArgumentError("runs must name at least one run folder, got none")
-        runs = [run for path in self.runs for run in runs_in(path)]
+        first, *others = map(runs_in, self.runs)
+        runs = [run for found in (first, *others) for run in found]
         if len(runs) > len(self.runs):
             runs = with_data_of_focus(runs, self.focus)
+        place = self.runs[0]
+        if first[0].path == place:  # a run: its folder must not get a page about another run
+            place = in_focus(runs, self.focus).path
         if self.format == "html":
-            out = self.out or self.runs[0]
+            out = self.out or place
             if out.suffix[1:] in get_args(Format):
                 raise ArgumentError(
                     f"out must be a page or a folder, got {out}: add --format {out.suffix[1:]} for its parts"
@@ -148,7 +153,7 @@ class Report:
         else:
             if self.out is not None and self.out.suffix[1:] == self.format:
                 raise ArgumentError(f"out must be a folder, because there are several files, got {self.out}")
-            written = pieces(runs, self.out or self.runs[0] / "report", self.format, self.focus)
+            written = pieces(runs, self.out or place / "report", self.format, self.focus)
         sys.stdout.write("".join(f"{path}\n" for path in written))
         return 0
 

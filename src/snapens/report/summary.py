@@ -67,7 +67,7 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
         raise ArgumentError("runs must name at least one run folder, got none")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise ArgumentError(f"runs must be different folders, got {', '.join(str(run.path) for run in runs)}")
-    chosen = _focus(runs, focus)
+    chosen = in_focus(runs, focus)
     part = _part(chosen)
     found: dict[Run, Account] = {}
     for run in (chosen, *(run for run in runs if run is not chosen)):  # outputs of one run in memory at a time
@@ -98,7 +98,7 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
 
 def with_data_of_focus(runs: Sequence[Run], focus: str | None = None) -> list[Run]:
     """The runs that have the same data as the one that a report is about; a warning names each of the others."""
-    chosen = _focus(runs, focus)
+    chosen = in_focus(runs, focus)
     for run in runs:
         if not same_data(run, chosen):
             log.warning(
@@ -107,7 +107,8 @@ def with_data_of_focus(runs: Sequence[Run], focus: str | None = None) -> list[Ru
     return [run for run in runs if same_data(run, chosen)]
 
 
-def _focus(runs: Sequence[Run], name: str | None) -> Run:
+def in_focus(runs: Sequence[Run], name: str | None = None) -> Run:
+    """The run that a report of these runs is about."""
     names = {run.path.resolve().name: run for run in reversed(runs)}
     if name is not None:
         return look_up("focus", name, names)
