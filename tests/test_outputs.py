@@ -53,17 +53,20 @@ def test_outputs_are_saved_and_loaded_by_part(folder):
     with pytest.raises(StoreError) as raised:
         Outputs.load(folder)
     assert str(raised.value) == (
-        f"{folder} contains no outputs of the part 'test', only of held_out: choose one of these, or save them with "
-        "Outputs.save()"
+        f"{folder} contains no outputs of the part 'test', only of held_out: choose held_out, or save them with "
+        f"Ensemble.load('{folder}', model).outputs(loader).save('{folder}', part='test')"
     )
 
 
-def test_a_folder_without_any_outputs_names_both_ways_to_get_some(folder):
-    with pytest.raises(
-        StoreError,
-        match=r"no outputs of the part 'held_out': save them with Outputs\.save\(\), or train with --held-out N$",
-    ):
-        Outputs.load(folder, "held_out")
+def test_test_outputs_are_not_proposed_instead_of_held_out_ones(folder):
+    for found in ("", ", only of test"):
+        with pytest.raises(StoreError) as raised:
+            Outputs.load(folder, "held_out")
+        assert str(raised.value) == (
+            f"{folder} contains no outputs of the part 'held_out'{found}: save them with "
+            f"Ensemble.load('{folder}', model).outputs(loader).save('{folder}', part='held_out')"
+        )
+        outputs(folder, 4, 8).save(folder, "test")
 
 
 def test_saving_again_replaces_what_was_there(folder):

@@ -10,6 +10,8 @@ import torch
 
 from snapens import Combination, Outputs, Snapshots
 from snapens.cli import main
+from snapens.lab.recipe import Settings
+from snapens.lab.records.run import Run
 
 
 def outputs(folder, seed, examples=400, classes=3, part="held_out"):
@@ -181,6 +183,42 @@ def test_bad_requests_are_rejected_and_nothing_is_stored(folder, capsys, argumen
     assert main([command, str(folder), *options]) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
     assert not (folder / "combination.json").exists()
+
+
+SAVE = "save them with Ensemble.load('{0}', model).outputs(loader).save('{0}', part='{1}')"
+
+
+def test_missing_outputs_are_named_with_a_line_that_saves_them(folder, capsys):
+    def error(*command):
+        assert main([*command, str(folder)]) == 2
+        return capsys.readouterr().err
+
+    assert error("evaluate") == (
+        f"snapens: {folder} contains no outputs of the part 'test': {SAVE.format(folder, 'test')}\n"
+    )
+    outputs(folder, 1, part="test")
+    only_test = f"snapens: {folder} contains no outputs of the part '{{0}}', only of test: "
+    assert error("combine") == f"{only_test.format('held_out')}{SAVE.format(folder, 'held_out')}\n"
+    assert error("combine", "--part", "val") == f"{only_test.format('val')}{SAVE.format(folder, 'val')}\n"
+    assert error("evaluate", "--part", "val") == (
+        f"{only_test.format('val')}choose test, or {SAVE.format(folder, 'val')}\n"
+    )
+    outputs(folder, 1, part="own")
+    assert "only of own, test: choose own, or save them" in error("combine")
+
+
+def test_a_run_of_the_lab_can_be_trained_again_with_held_out_examples(tmp_path, capsys):
+    run = Run(tmp_path / "run")
+    run.path.mkdir()
+    run.begin(Settings(dataset="glyphs").recipe(), {"classes": ["a", "b", "c"]})
+    stored(run.path, (4, 8, 12))
+    outputs(run.path, 1, part="test")
+    assert main(["combine", str(run.path)]) == 2
+    save = SAVE.format(run.path, "held_out")
+    assert capsys.readouterr().err == (
+        f"snapens: {run.path} contains no outputs of the part 'held_out', only of test: {save}, "
+        "or train again with --held-out N and another --out\n"
+    )
 
 
 def test_one_of_several_parts_must_be_chosen_if_none_is_the_test_part(folder, capsys):

@@ -59,7 +59,7 @@ class Combine:
             return self._transfer(self.like)
         if not math.isfinite(self.exit_loss) or not 0 <= self.exit_loss < 100:
             raise ArgumentError(f"exit-loss must be from 0 to 100 (percentage points), got {self.exit_loss}")
-        outputs = _outputs(self.run, self.part)
+        outputs = _outputs(self.run, self.part, unsuitable="test")
         members = int(self.members) if self.members.isdecimal() else self.members
         options: dict[str, Any] = {
             "members": members,
@@ -171,10 +171,17 @@ def combination_of(run: "Run", last: int | None) -> "Combination | None":
     return found
 
 
-def _outputs(path: Path, part: str) -> "Outputs":
+def _outputs(path: Path, part: str, unsuitable: str | None = None) -> "Outputs":
+    """The outputs of a part; if there are none, the error does not propose the `unsuitable` part."""
     from ..lab.records.run import Run
+    from ..storage import parts
 
-    return Run(path).outputs(part)
+    run = Run(path)
+    if run.has_outputs(part):
+        return run.outputs(part)
+    others = [name for name in parts.names(path) if name != unsuitable]
+    train = "train again with --held-out N and another --out" if part == "held_out" and run.exists else None
+    raise parts.no_outputs(path, part, others, train)
 
 
 def _default_part(path: Path) -> str:

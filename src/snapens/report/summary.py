@@ -134,7 +134,7 @@ def _part(run: Run) -> Part:
     found = ", ".join(parts.names(run.path)) or "none"
     raise StoreError(
         f"{run.path} must contain outputs of the part 'test' or 'held_out', got {found}: "
-        f"save them with Ensemble.load({str(run.path)!r}, model).outputs(loader).save({str(run.path)!r}, part='test')"
+        f"{parts.how_to_save(run.path, 'test')}"
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,7 +167,9 @@ def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[
         files = PartFolder(folder, part)
         try:
             if not files.exists:
-                raise _no_outputs(folder, part)
+                # a combination must not be fitted on test examples
+                choices = [name for name in names(folder) if (part, name) != ("held_out", "test")]
+                raise no_outputs(folder, part, choices)
             if not files.snapshots:
                 raise StoreError(f"{folder} contains no snapshot yet: wait for the first minimum")
             rows = [files.member(step) for step in files.snapshots]
@@ -180,14 +182,19 @@ def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[
                 raise  # otherwise a writer replaced the files in the meantime: read them again
 
 
-def _no_outputs(folder: Path, part: str) -> StoreError:
+def no_outputs(folder: Path, part: str, choices: Sequence[str], remedy: str | None = None) -> StoreError:
+    """The error for a part without outputs. `choices` are parts to use instead, and `remedy` is one more way out."""
     found = names(folder)
     others = f", only of {', '.join(found)}" if found else ""
-    choose = "choose one of these, or " if found else ""
-    train = ", or train with --held-out N" if part == "held_out" else ""
-    return StoreError(
-        f"{folder} contains no outputs of the part {part!r}{others}: {choose}save them with Outputs.save(){train}"
-    )
+    choose = f"choose {' or '.join(choices)}" if choices else None
+    remedies = ", or ".join(filter(None, (choose, how_to_save(folder, part), remedy)))
+    return StoreError(f"{folder} contains no outputs of the part {part!r}{others}: {remedies}")
+
+
+def how_to_save(folder: Path, part: str) -> str:
+    """The remedy for missing outputs, with a line of Python to copy."""
+    path = str(folder)
+    return f"save them with Ensemble.load({path!r}, model).outputs(loader).save({path!r}, part={part!r})"
 
 
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
