@@ -405,6 +405,23 @@ def test_a_report_is_written_to_the_given_place(folder, capsys):
     assert "runs must name at least one run folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["report"], ["evaluate"], ["evaluate", "--part", "held_out"], ["combine"], ["export", "--import-network"]],
+)
+def test_a_run_that_stopped_before_its_first_snapshot_is_to_be_resumed(folder, capsys, monkeypatch, command):
+    from snapens.lab.engine import training
+
+    monkeypatch.setattr(training, "_BURST_STEPS", 1)
+    assert train(network="mine:interrupted") == 130  # after 8 of 36 steps; the first snapshot is at step 18
+    capsys.readouterr()
+    assert main([*command, "run"]) == 2
+    assert capsys.readouterr().err == (
+        "snapens: run must contain a snapshot, got run, which stopped before its first one (or is still training): "
+        "its command with --resume continues it\n"
+    )
+
+
 def test_a_report_is_written_to_the_folder_of_the_run_that_it_is_about(folder, capsys):
     assert train(out="one/a") == 0
     assert train("--method", "single", out="b") == 0

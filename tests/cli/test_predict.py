@@ -257,7 +257,11 @@ def test_a_run_that_is_not_finished_predicts_with_the_snapshots_that_exist(folde
             "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`",
         ),
         (["lost", "images"], "network must be module:callable that Python can import, got 'gone:net'"),
-        (["begun", "images"], "snapshots must not be empty"),
+        (
+            ["begun", "images"],
+            "run must contain a snapshot, got begun, which stopped before its first one (or is still training): "
+            "its command with --resume continues it",
+        ),
     ],
 )
 def test_what_cannot_work_is_rejected(folder, capsys, tmp_path, arguments, message):

@@ -177,6 +177,7 @@ def _outputs(path: Path, part: str, unsuitable: str | None = None) -> "Outputs":
     from ..storage import parts
 
     run = Run(path)
+    run.require_snapshot()
     if run.has_outputs(part):
         return run.outputs(part)
     others = [name for name in parts.names(path) if name != unsuitable]

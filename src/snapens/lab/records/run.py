@@ -103,6 +103,7 @@ class Run:
         arguments are those of `Ensemble`.
         """
         preprocessing = self.preprocessing
+        self.require_snapshot()
         return Ensemble(
             self.snapshots,
             nets.of(self.recipe, len(self.data["classes"]), preprocessing.inputs, pretrained=False),
@@ -149,6 +150,14 @@ class Run:
             raise MismatchError(
                 f"recipe must be that of the run in {self.path} to resume it, got (old, new) {'; '.join(differences)}: "
                 "use the same settings, or another folder (--out)"
+            )
+
+    def require_snapshot(self) -> None:
+        """Check that a run of the lab has reached its first snapshot."""
+        if self.exists and not self.snapshots.steps:
+            raise StoreError(
+                f"run must contain a snapshot, got {self.path}, which stopped before its first one (or is still "
+                "training): its command with --resume continues it"
             )
 
     def begin(self, recipe: Recipe, data: Mapping[str, Any]) -> None:
@@ -221,6 +230,7 @@ class Run:
 
     def outputs(self, part: str = "test") -> Outputs:
         """The members' outputs for the "test" or "held_out" images; members are those of `snapshots.steps`."""
+        self.require_snapshot()
         format_1.check_outputs(self, part)
         return Outputs.load(self.path, part)
 
