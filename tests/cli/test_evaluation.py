@@ -221,6 +221,26 @@ def test_a_run_of_the_lab_can_be_trained_again_with_held_out_examples(tmp_path, 
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["combine"], ["evaluate"], ["predict", "a.png"], ["export"], ["distill", "--epochs", "1"], ["combine", "--like"]],
+)
+def test_the_error_for_a_folder_of_runs_names_some_of_them(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for name in "cadb":
+        stored(tmp_path / "runs" / name, (4,))
+    (tmp_path / "runs/e").mkdir()
+    name, *others = command
+    if others == ["--like"]:
+        outputs(stored(tmp_path / "fitted", (4, 8, 12)), 0)
+        assert main(["combine", "fitted"]) == 0
+        others = ["--like", "fitted"]
+    assert main([name, "runs", *others]) == 2
+    err = capsys.readouterr().err
+    assert "snapens: run must be a folder that holds" in err
+    assert err.endswith("got runs: choose a run in it, such as runs/a, runs/b, runs/c, and 1 more\n")
+
+
 def test_one_of_several_parts_must_be_chosen_if_none_is_the_test_part(folder, capsys):
     outputs(folder, 0, part="a")
     outputs(folder, 0, part="b")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...combination import Combination
 from ...ensemble import Ensemble
-from ...errors import ArgumentError, DamagedError, MismatchError, StoreError
+from ...errors import ArgumentError, DamagedError, MismatchError, StoreError, shortened
 from ...outputs import Outputs
 from ...snapshots import Snapshots
 from ...storage import durable, parts, sealed
@@ -45,6 +45,11 @@ class _About:
             if not isinstance(self.data.get(name, kind()), kind):
                 raise ArgumentError(f"data must have {name} of type {kind.__name__}, got {self.data[name]!r}")
         object.__setattr__(self, "data", from_flat(self.data))
+
+
+def runs_below(folder: Path) -> "list[Run]":
+    """The runs in the sub-folders of a folder, by name."""
+    return [run for run in map(Run, durable.listed(folder)) if run.exists or run.is_own_loop]
 
 
 class Run:
@@ -153,7 +158,9 @@ class Run:
             )
 
     def require_snapshot(self) -> None:
-        """Check that a run of the lab has reached its first snapshot."""
+        """Check that there is a run, and that a run of the lab has reached its first snapshot."""
+        if not self.exists and self.identity is None:
+            raise self._absent("manifest.json")
         if self.exists and not self.snapshots.steps:
             raise StoreError(
                 f"run must contain a snapshot, got {self.path}, which stopped before its first one (or is still "
@@ -264,8 +271,13 @@ class Run:
             remedy = "check the path"
             if durable.exists(self.path / "manifest.json"):
                 remedy = "it holds snapshots of a loop of your own, and this command needs a run of `snapens train`"
-            found = durable.described(self.path)
-            raise StoreError(f"run must be a folder that holds recipe.json, got {found}: {remedy}") from None
+            raise self._absent("recipe.json", remedy) from None
+
+    def _absent(self, file: str, remedy: str = "check the path") -> StoreError:
+        """The error for a folder without a run; that for a folder of several runs names some of them."""
+        if below := runs_below(self.path):
+            remedy = f"choose a run in it, such as {shortened([str(run.path) for run in below], limit=3)}"
+        return StoreError(f"run must be a folder that holds {file}, got {durable.described(self.path)}: {remedy}")
 
     def _named(self) -> str:
         """The identity of the run, to write a file; the manifest is created if necessary."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ...errors import MismatchError
 from ...storage import durable, parts
-from .run import Run
+from .run import Run, runs_below
 
 log = logging.getLogger("snapens")
 
@@ -18,7 +18,7 @@ def runs_in(path: Path) -> list[Run]:
     run = Run(path)
     if run.exists or run.is_own_loop or path.is_file():
         return [run]
-    below = [found for found in map(Run, durable.listed(path)) if found.exists or found.is_own_loop]
+    below = runs_below(path)
     names = ("outputs", parts.FORMAT_1)
     with_outputs = [found for found in below if any(durable.exists(found.path / name) for name in names)]
     for without in set(below) - set(with_outputs) if with_outputs else ():
