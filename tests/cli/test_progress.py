@@ -57,9 +57,10 @@ BEGUN = {"completed": 0, "epoch": 0.0, "log": NOTHING, "seconds_left": None}
     ],
 )
 def test_bars_and_lines_show_an_estimate_from_the_beginning(monkeypatch, capsys, changes, shown):
+    monkeypatch.setenv("COLUMNS", "100")
     training = running(**changes)
     bars = progress.Bars([training])
-    text = ", ".join(str(column(bars._progress.tasks[0])) for column in bars._progress.columns[2:])
+    text = ", ".join(str(column(bars._progress.tasks[0])) for column in bars._progress.columns[1:])
     bars.close()
     assert text == shown
     clock = [1000.0]
@@ -72,6 +73,48 @@ def test_bars_and_lines_show_an_estimate_from_the_beginning(monkeypatch, capsys,
         lines(training)
         written.append(capsys.readouterr().err)
     assert written == ["", f"a-run: {shown}\n", "", f"a-run: {shown}\n", ""]
+
+
+NUMBERS = "epoch 299.9 / 300 lr 0.0999 loss 4.041 21,270 images/s 1:23:45 left"
+LARGE = {
+    "recipe": SimpleNamespace(budget=SimpleNamespace(epochs=300, batch=8)),
+    "epoch": 299.9,
+    "lr": 0.0999,
+    "log": SimpleNamespace(loss=4.041, images_per_second=21270.4),
+    "seconds_left": 5025.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "labels", "numbers"),
+    [
+        (80, ["small-glyphs-snapshot-0.1-6-epochs-ddbe3dbb-seed0"], [""], NUMBERS),
+        (140, ["small-glyphs-snapshot-0.1-6-epochs-ddbe3dbb-seed0"], [""], NUMBERS),
+        (80, [f"small-glyphs-snapshot-0.1-6-epochs-ddbe3dbb-seed{k}" for k in range(3)], ["seed0", "seed1"], NUMBERS),
+        (
+            80,
+            ["a-snapshot-0.1-6-epochs-ddbe3dbb-seed0", "a-snapshot-0.2-6-epochs-00be3dbb-seed1"],
+            ["0.1-seed0", "0.2-seed1"],
+            NUMBERS.replace(" 21,270 images/s", ""),
+        ),
+        (100, ["a-6-epochs-ddbe3dbb-seed0", "a-6-epochs-00be3dbb-seed0"], ["ddbe3dbb", "00be3dbb"], NUMBERS),
+        (100, ["single-seed0", "snapshot-0.2-seed0"], ["single-seed0", "snapshot-0.2-seed0"], NUMBERS),
+        (100, ["[red]-seed0", "[red]-seed0"], ["[red]-seed0", "[red]-seed0"], NUMBERS),
+        (60, ["seed0", "seed1"], ["seed0", "seed1"], "epoch 299.9 / 300 loss 4.041 1:23:45 left"),
+        (60, ["a", "a-long-name-of-a-run"], ["a", "…g-name-of-a-run"], "epoch 299.9 / 300 loss 4.041 1:23:45 left"),
+        (44, ["seed0"], [""], "epoch 299.9 / 300 loss 4.041 1:23:45 left"),
+    ],
+)
+def test_no_number_is_cut_on_a_narrow_terminal(monkeypatch, columns, names, labels, numbers):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    bars = progress.Bars([running(run=SimpleNamespace(path=Path(name)), **LARGE) for name in names])
+    with bars._progress.console.capture() as captured:
+        bars._progress.console.print(bars._progress.get_renderable())
+    bars.close()
+    for line, label in zip(captured.get().splitlines(), labels, strict=False):
+        assert line.startswith(label)
+        assert " ".join(line.removeprefix(label).replace("━", "").replace("╸", "").split()) == numbers
+        assert len(line) <= columns
 
 
 def test_a_finished_run_is_at_its_last_epoch_although_the_last_partial_batch_is_left_out(capsys):

@@ -121,7 +121,7 @@ def test_every_combination_is_trained_in_a_folder_named_after_its_recipe(folder,
     assert all(Run(path).finished for path in paths)
     assert [Run(path).finish_event["pack"] for path in paths] == [2, 2, 2, 2]  # two packs of equal size
     said = capsys.readouterr()
-    assert "pack 2 of 2\n" in said.err
+    assert "pack 2 of 2: nets_of_mine-plain-arrays-" in said.err
     assert said.err.count("reading arrays") == 1
     assert said.out.endswith("next: snapens report runs\n")
     assert main(["report", "runs"]) == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, ProcessError, SnapensError, StoreError
+from ..errors import ArgumentError, ProcessError, SnapensError, StoreError, shortened
 from . import processes
 from .interrupt import Interrupt
 from .loader import Jobs, Loader, data_root, import_from_here, require_outside_images
@@ -83,7 +83,7 @@ def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, c
     worst = 0
     for number, jobs in enumerate(packs, 1):
         if len(packs) > 1:
-            say(f"pack {number} of {len(packs)}")
+            say(f"pack {number} of {len(packs)}: {shortened([path.name for _, path in jobs], limit=3)}")
         try:
             status = train(jobs, options, load, curves=curves, failures=failures)
         except ProcessError:

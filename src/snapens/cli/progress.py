@@ -1,5 +1,6 @@
 """The display of a training in progress: bars on a terminal, lines elsewhere, TensorBoard files."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +9,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from ..extras import package
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 
     Shown = Training | Followed
 
-_LONGEST_LABEL = 28
+_LONGEST_LABEL, _LONGEST_BAR, _SHORTEST_BAR = 28, 24, 5
+_HASH = re.compile("[0-9a-f]{8}")  # of a recipe, in the name of a run
+_NUMBERS = {  # the template of each number, and a wide value
+    "epoch": ("epoch {}", ""),
+    "lr": ("lr {}", "2.50e-05"),
+    "loss": ("loss {}", "0.00123"),
+    "speed": ("{} images/s", "100,000"),
+    "left": ("{} left", "0:00:00"),
+}
 _BAR_SECONDS, _FIRST_LINE_SECONDS, _LINE_SECONDS = 0.2, 2.0, 15.0
 
 
@@ -38,22 +47,28 @@ def display(trainings: Sequence["Shown"], tensorboard: "TensorBoard | None") -> 
 class Bars:
     """One bar per run: epoch, learning rate, loss, images per second, time left.
 
+    On a narrow terminal the bars are shorter or left out, and then some of the numbers are left out; no number is cut.
     A run without a known number of steps has not started and has no bar. If there are more runs than lines on the
     terminal, the bars of those that have ended are hidden.
     """
 
     def __init__(self, trainings: Sequence["Shown"]) -> None:
+        console = Console(stderr=True)
         labels = _labels([run.run.path.name for run in trainings])
-        self._progress = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=max(map(len, labels)))),
-            BarColumn(bar_width=24),
-            TextColumn("epoch {task.fields[epoch]}"),
-            TextColumn("lr {task.fields[lr]}"),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[speed]} images/s"),
-            TextColumn("{task.fields[left]} left"),
-            console=Console(stderr=True),
-        )
+        most_epochs = max(run.recipe.budget.epochs for run in trainings)
+        label_width, bar_width, numbers = _layout(console.width, max(map(len, labels)), most_epochs)
+        labels = [label if len(label) <= label_width else f"…{label[1 - label_width :]}" for label in labels]
+        columns: list[ProgressColumn] = []
+        if label_width:
+            columns.append(
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=label_width))
+            )
+        if bar_width:
+            columns.append(BarColumn(bar_width=bar_width))
+        for name in numbers:
+            template = _NUMBERS[name][0].format(f"{{task.fields[{name}]}}")
+            columns.append(TextColumn(template, table_column=Column(no_wrap=True)))
+        self._progress = Progress(*columns, console=console)
         self._tasks = {
             id(run): self._progress.add_task(
                 label,
@@ -206,18 +221,51 @@ def _fields(training: "Shown") -> dict[str, Any]:
     }
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """The names without their common first words; of a long name only the end is kept, which has the seed.
+def _layout(columns: int, longest_label: int, epochs: int) -> tuple[int, int, list[str]]:
+    """The width of the labels, the width of the bar, and the names of the numbers that fit on a terminal.
 
     Examples:
-        >>> _labels(["small-glyphs-single-seed0", "small-glyphs-snapshot-seed0"])
-        ['single-seed0', 'snapshot-seed0']
+        >>> _layout(80, 0, 300)  # one run
+        (0, 7, ['epoch', 'lr', 'loss', 'speed', 'left'])
+        >>> _layout(60, 5, 300)
+        (5, 10, ['epoch', 'loss', 'left'])
     """
+    widths = {name: len(template.format(value)) for name, (template, value) in _NUMBERS.items()}
+    widths["epoch"] += len(f"{epochs:.1f} / {epochs}")
+    label = min(longest_label, _LONGEST_LABEL)
+    for left_out in ("speed", "lr"):  # a number is shown in full or not at all
+        if columns < label + sum(widths.values()) + len(widths):
+            del widths[left_out]
+    room = columns - sum(widths.values()) - len(widths)
+    label = max(0, min(label, room))
+    bar = min(_LONGEST_BAR, room - label - (label > 0))
+    return label, bar if bar >= _SHORTEST_BAR else 0, list(widths)
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """The words that distinguish the names of several runs; a single run needs none.
+
+    Examples:
+        >>> _labels(["small-glyphs-0.1-6-epochs-ddbe3dbb-seed0", "small-glyphs-0.2-6-epochs-1f2e3d4c-seed0"])
+        ['0.1', '0.2']
+        >>> _labels(["small-glyphs-single-seed0", "small-glyphs-snapshot-0.2-seed0"])
+        ['single-seed0', 'snapshot-0.2-seed0']
+        >>> _labels(["small-glyphs-single-seed0"])
+        ['']
+    """
+    if len(names) == 1:
+        return [""]
     words = [name.split("-") for name in names]
-    same = takewhile(lambda column: len(set(column)) == 1, zip(*(name[:-1] for name in words), strict=False))
-    begin = len(list(same)) if len(names) > 1 else 0
-    rest = ["-".join(name[begin:]) for name in words]
-    return [name if len(name) <= _LONGEST_LABEL else f"…{name[1 - _LONGEST_LABEL :]}" for name in rest]
+    if len(set(map(len, words))) > 1:
+        same = takewhile(lambda column: len(set(column)) == 1, zip(*(name[:-1] for name in words), strict=False))
+        begin = len(list(same))
+        return ["-".join(name[begin:]) for name in words]
+    differing = [column for column in zip(*words, strict=True) if len(set(column)) > 1]
+    without_hash = [column for column in differing if not all(map(_HASH.fullmatch, column))]
+    for columns in (without_hash, differing):
+        if len(labels := ["-".join(row) for row in zip(*columns, strict=True)]) == len(set(labels)) == len(names):
+            return labels
+    return list(names)
 
 
 def _number(value: float, decimals: int) -> str:
