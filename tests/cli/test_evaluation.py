@@ -117,6 +117,18 @@ def test_independent_networks_serve_as_a_scale(folder, tmp_path, capsys):
     assert "more than given" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("examples", "known"), [(99, False), (100, True)])
+def test_few_examples_have_no_calibrated_log_likelihood(folder, capsys, examples, known):
+    outputs(folder, 0, examples=examples, part="test")
+    command = ["evaluate", str(folder), "--baseline", str(folder)]
+    assert main([*command, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictors"]["last snapshot"]
+    assert (found["calibrated_log_likelihood"] is not None, found["equivalent"] is not None) == (known, known)
+    assert main(command) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("calibrated", "equivalent"))]
+    assert ["–" in row for row in rows] == [not known] * 2
+
+
 def test_weights_are_listed_in_words(folder, capsys):
     outputs(folder, 0)
     assert main(["combine", str(folder), "--weights", "simplex", "--no-exit", "--no-temperature"]) == 0

@@ -133,7 +133,7 @@ class Evaluate:
         if self.format == "json":
             sys.stdout.write(_as_json(self.run, part, found, classes) + "\n")
         else:
-            _show(f"{self.run}, part {part}", found, classes)
+            _show(f"{self.run}, part {part}", found, classes, with_baseline=bool(self.baseline))
             if fitted is not None:
                 words = in_words(fitted, len(outputs.members))
                 Console(highlight=False).print(f"combination.json: {words}", soft_wrap=True)
@@ -238,7 +238,7 @@ def _gains_as_json(path: Path, outputs: "Outputs", combination: "Combination", g
     return json.dumps({**content, "gains": rows}, indent=1, allow_nan=False)
 
 
-def _show(title: str, found: "dict[str, Evaluation]", classes: list[str]) -> None:
+def _show(title: str, found: "dict[str, Evaluation]", classes: list[str], *, with_baseline: bool) -> None:
     console, first = Console(highlight=False), next(iter(found.values()))
     console.print(f"{title}: {first.examples:,} examples\n", soft_wrap=True)
     table = Table(*(Column(name, no_wrap=True) for name in ("", *found)), box=None, pad_edge=False)
@@ -246,12 +246,12 @@ def _show(title: str, found: "dict[str, Evaluation]", classes: list[str]) -> Non
         "error, %": lambda one: f"{100 * one.error:.2f}",
         "error of the most confident 80 %, %": lambda one: f"{100 * one.error_of_confident:.2f}",
         "NLL": lambda one: f"{one.nll:.4f}",
-        "calibrated log-likelihood": lambda one: f"{one.calibrated_log_likelihood:.4f}",
+        "calibrated log-likelihood": lambda one: _likelihood(one.calibrated_log_likelihood),
         "Brier score": lambda one: f"{one.brier:.4f}",
         "ECE, %": lambda one: f"{100 * one.ece:.2f}",
         "members used": lambda one: f"{one.mean_members:.2f}",
     }
-    if first.equivalent is not None:
+    if with_baseline:
         rows["equivalent independent networks"] = lambda one: _networks(one.equivalent)
     for name, shown in rows.items():
         table.add_row(name, *map(shown, found.values()))
@@ -278,5 +278,11 @@ def _as_json(path: Path, part: str, found: "dict[str, Evaluation]", classes: lis
     return json.dumps({"run": str(path), "part": part, "predictors": content}, indent=1, allow_nan=False)
 
 
+def _likelihood(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
 def _networks(equivalent: float | None) -> str:
+    if equivalent is None:
+        return "–"
     return "more than given" if equivalent == math.inf else f"{equivalent:.2f}"

@@ -10,6 +10,7 @@ from ..combination import Combination
 from ..outputs import Outputs
 from ..prediction import Prediction
 from .calibration import calibrated_log_likelihood, deep_ensemble_equivalent
+from .held_out import FEW_EXAMPLES
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,14 @@ class Evaluation:
     nll: float
     brier: float
     ece: float
-    calibrated_log_likelihood: float
-    """At the best temperature, fitted on the other half of the examples."""
+    calibrated_log_likelihood: float | None
+    """At the best temperature, fitted on the other half of the examples; None for too few examples to fit it."""
     error_of_confident: float
     """The error on the 80 % of the examples with the highest confidence."""
     mean_members: float
     """The number of members that are evaluated per example."""
     equivalent: float | None
-    """The number of independent networks with the same calibrated log-likelihood, if some were given."""
+    """The number of independent networks with the same calibrated log-likelihood, if both are known."""
     class_errors: tuple[float | None, ...]
     """The error of each class; None for a class without examples."""
 
@@ -48,14 +49,15 @@ class Evaluation:
         """
         found = Prediction.of(outputs, combination)
         confident = max(1, round(0.8 * len(found.labels)))
+        enough = len(found.labels) >= FEW_EXAMPLES
         classes = metrics.class_errors(found.wrong, found.labels, outputs.log_probabilities.shape[-1])
         return cls(
             examples=len(found.labels),
             **vars(found.score),
             brier=float(found.brier.mean()),
-            calibrated_log_likelihood=calibrated_log_likelihood(outputs, combination),
+            calibrated_log_likelihood=calibrated_log_likelihood(outputs, combination) if enough else None,
             error_of_confident=float(metrics.risk_coverage(found.confidence, found.wrong)[confident - 1]),
             mean_members=float(found.used.mean()),
-            equivalent=deep_ensemble_equivalent(outputs, networks, combination) if networks else None,
+            equivalent=deep_ensemble_equivalent(outputs, networks, combination) if enough and networks else None,
             class_errors=tuple(None if np.isnan(error) else float(error) for error in classes),
         )
