@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import snapens
-from snapens.cli import main, tables
+from snapens.cli import main, messages
 
 COMMANDS = ["demo", "train", "sweep", "predict", "evaluate", "combine", "distill", "export", "report", "paper", "bench"]
 PAPER = ["list", "run", "record", "table", "figure"]
@@ -142,9 +142,9 @@ def test_a_mistyped_option_is_answered_with_the_options_of_this_command_alone(ca
 def test_a_number_and_its_percent_sign_are_on_one_line(capsys, monkeypatch):
     for columns in range(20, 100):
         monkeypatch.setenv("COLUMNS", str(columns))
-        tables._say("Test error of one model with the standard schedule: 12.34 %. The ensemble: 10.00 %.\nNext.")
+        messages.paragraphs("Test error of one model with the standard schedule: 12.34 %. Ensemble: 10.00 %.\nNext.")
         shown = capsys.readouterr().out
         assert "\n%" not in shown
         assert " ".join(shown.split()) == (
-            "Test error of one model with the standard schedule: 12.34 %. The ensemble: 10.00 %. Next."
+            "Test error of one model with the standard schedule: 12.34 %. Ensemble: 10.00 %. Next."
         )

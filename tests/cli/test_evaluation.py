@@ -1,6 +1,7 @@
 """`snapens combine` and `snapens evaluate`, on the outputs of a user's own loop."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -127,6 +128,35 @@ def test_few_examples_have_no_calibrated_log_likelihood(folder, capsys, examples
     assert main(command) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("calibrated", "equivalent"))]
     assert ["–" in row for row in rows] == [not known] * 2
+
+
+@pytest.mark.parametrize("columns", range(40, 90, 3))
+def test_the_errors_of_classes_are_not_broken_and_their_numbers_are_not_taken_for_errors(
+    folder, capsys, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    labels, scores = np.array([0] * 8 + [1] * 4 + [2] * 4), np.zeros((1, 16, 3))
+    scores[0, np.arange(16), [0] * 7 + [1] * 2 + [1] * 3 + [1, 2, 2, 2]] = 9  # errors: 1 of 8, 1 of 4, 1 of 4
+    scores[0, 8] = (0, 0, 9)
+    one = stored(folder.parent / "one", (4,))
+    member = (Snapshots(one).identity["run"], 4)
+    Outputs((member,), torch.tensor(scores).log_softmax(-1).half().numpy(), labels).save(one, "test")
+    assert main(["evaluate", str(one)]) == 0
+    *_, shown = capsys.readouterr().out.partition("classes with")
+    assert " ".join(shown.split()) == "the highest errors: class 2: 25.0 %, class 1: 25.0 %, class 0: 12.5 %"
+    for line in shown.splitlines()[1:]:
+        assert line.startswith("class ")
+    assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_class_names_are_shown_as_they_are(tmp_path, capsys):
+    run = Run(tmp_path / "run")
+    run.path.mkdir()
+    run.begin(Settings(dataset="glyphs").recipe(), {"classes": ["[dog]", "cat", "hen"]})
+    stored(run.path, (4, 8, 12))
+    outputs(run.path, 1, part="test")
+    assert main(["evaluate", str(run.path)]) == 0
+    assert re.search(r"classes with the highest errors: .*\[dog\]: \d+\.\d %", capsys.readouterr().out)
 
 
 def test_weights_are_listed_in_words(folder, capsys):

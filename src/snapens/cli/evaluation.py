@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from tyro.conf import Positional
 
 from ..errors import ArgumentError, MismatchError
-from .messages import say
+from .messages import NO_BREAK, paragraphs, say
 from .options import Flag, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
@@ -261,9 +261,8 @@ def _show(title: str, found: "dict[str, Evaluation]", classes: list[str], *, wit
         reverse=True,
     )[:5]
     if worst:
-        console.print(
-            f"\nclasses with the highest errors: {', '.join(f'{name} {100 * error:.1f} %' for error, name in worst)}"
-        )
+        errors = ", ".join(f"{_class(name)}: {100 * error:.1f} %".replace(" ", NO_BREAK) for error, name in worst)
+        paragraphs(f"\nclasses with the highest errors: {errors}")
 
 
 def _as_json(path: Path, part: str, found: "dict[str, Evaluation]", classes: list[str]) -> str:
@@ -276,6 +275,11 @@ def _as_json(path: Path, part: str, found: "dict[str, Evaluation]", classes: lis
         for name, one in found.items()
     }
     return json.dumps({"run": str(path), "part": part, "predictors": content}, indent=1, allow_nan=False)
+
+
+def _class(name: str) -> str:
+    """A class without a name is a number, which a reader could take for a part of its error."""
+    return f"class {name}" if name.isdecimal() else name
 
 
 def _likelihood(value: float | None) -> str:

@@ -1,14 +1,30 @@
-"""Messages on the standard error stream."""
+"""Messages on the standard error stream, and paragraphs of a result."""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 
+from rich.console import Console
+
 from ..errors import shortened
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def say(message: str) -> None:
     """Print a message."""
     sys.stderr.write(f"{message}\n")
+
+
+def paragraphs(text: str) -> None:
+    """Print paragraphs of a result, without a break between a number and its %, or at `NO_BREAK`.
+
+    rich would also break at a no-break space.
+    """
+    width = Console().width
+    for line in text.replace(" %", f"{NO_BREAK}%").splitlines():
+        wrapped = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        sys.stdout.write(wrapped.replace(NO_BREAK, " ") + "\n")
 
 
 def counted(items: Sequence[object], noun: str) -> str:

@@ -1,7 +1,6 @@
 """Results on the terminal."""
 
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..lab.paper import cells as paper
-from .messages import counted
+from .messages import counted, paragraphs
 
 if TYPE_CHECKING:  # `paper list` does not wait for torch
     from ..combination import Combination
@@ -33,7 +32,7 @@ def demo(single: "Run", snapshot: "Run") -> None:
     baseline = 100 * single.outputs().member_errors[-1]
     outputs = snapshot.outputs()
     ensemble, last = 100 * outputs.ensemble_errors[-1], 100 * outputs.member_errors[-1]
-    _say(
+    paragraphs(
         f"Test error of one model with the standard schedule: {baseline:.2f} %. The same budget in cycles: "
         f"last snapshot {last:.2f} %, ensemble of {len(outputs.member_errors)} snapshots {ensemble:.2f} %.\n"
         f"The ensemble's error is {_points(baseline - ensemble)} than the single model's "
@@ -50,7 +49,7 @@ def distilled(student: "Run", teacher: "Run", combination: "Combination") -> Non
     outputs, members = teacher.outputs(), counted(combination.members, "snapshot")
     ensemble, last = 100 * Prediction.of(outputs, combination).score.error, 100 * outputs.member_errors[-1]
     error = 100 * student.outputs().member_errors[-1]
-    _say(
+    paragraphs(
         f"Test error of the teacher: last snapshot {last:.2f} %, ensemble of {members} {ensemble:.2f} %. "
         f"Test error of the student: {error:.2f} %.\n"
         f"The student's error is {_points(ensemble - error)} than the ensemble's "
@@ -93,14 +92,6 @@ def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[fl
     console.print(table)
     star = "* the paper copied this value from the DenseNet paper. " * any(cell.starred for cell in chosen)
     console.print(f"{star}time: of one run in a pack on an H200.", highlight=False)
-
-
-def _say(text: str) -> None:
-    """Print paragraphs, without a break between a number and its %; rich would also break at a no-break space."""
-    joined, width = text.replace(" %", "\N{NO-BREAK SPACE}%"), Console().width
-    for line in joined.splitlines():
-        wrapped = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-        sys.stdout.write(wrapped.replace("\N{NO-BREAK SPACE}", " ") + "\n")
 
 
 def _points(lower: float) -> str:
