@@ -96,6 +96,41 @@ def test_the_headline_says_plainly_whether_the_ensemble_wins(tmp_path, skill, st
     assert headline in words(page.render(runs))
 
 
+SURE, MANY = (50.0, 50.0, 50.0), (50.0, 50.0, -50.0)
+"""The skill of each member: all are right, or only the last is wrong, always."""
+
+
+@pytest.mark.parametrize(
+    ("skill", "standard", "headline"),
+    [
+        (SURE, None, "is as accurate as its last snapshot. Test error: 0.00 % for both."),
+        (
+            SURE,
+            50.0,
+            "is as accurate as its last snapshot and as a single model with the standard schedule. "
+            "Test error: 0.00 % for all three.",
+        ),
+        (
+            SURE,
+            -50.0,
+            "is as accurate as its last snapshot, but better than a single model with the standard schedule. "
+            "Test error: 0.00 % for both, and 100.00 % for the single model.",
+        ),
+        (
+            MANY,
+            50.0,
+            "is better than its last snapshot, but as accurate as a single model with the standard schedule. "
+            "Test error: 0.00 %, as for the single model, instead of 100.00 %.",
+        ),
+    ],
+)
+def test_the_headline_names_equal_errors_once(tmp_path, skill, standard, headline):
+    runs = [folders.made(tmp_path / "cycles", skill=skill, apart=0.1)]
+    if standard is not None:
+        runs.append(folders.made(tmp_path / "standard", method="single", skill=standard, seed=1))
+    assert f"The ensemble {headline}" in words(page.render(runs))
+
+
 def test_a_higher_error_within_noise_is_not_called_a_gain(tmp_path):
     run = folders.made(tmp_path / "run", skill=(1.5, 1.5, 2.0), apart=0.3, examples=25)
     assert run.outputs().ensemble_errors[-1] > run.outputs().member_errors[-1]

@@ -106,7 +106,8 @@ def test_too_few_images_to_tell_an_ensemble_from_a_guess_are_not_blamed_on_the_l
             "note",
             "is not measurably better than its last snapshot",
         ),  # a sixteenth, though twice its standard error
-        (by(50, 50), "note", "is not better than its last snapshot."),
+        (by(50, 50), "note", "is as accurate as its last snapshot."),
+        (by(0, 0), "note", "is as accurate as its last snapshot."),
         (by(41, 59), "note", "is not better than its last snapshot."),
         (by(39, 61), "warning", "is worse than its last snapshot, beyond noise"),
     ],

@@ -47,14 +47,14 @@ class Summary:
     def outcome(self) -> str:
         """In one sentence, whether the ensemble is better than its last snapshot, and than the baseline."""
         found, other = relation(-self.over_last), "a single model with the standard schedule"
-        text = f"The ensemble is {found} than its last snapshot"
+        text = f"The ensemble is {found} its last snapshot"
         if self.over_baseline is None:
             return f"{text}."
         of_baseline = relation(-self.over_baseline)
         if of_baseline == found:
-            return f"{text} and than {other}."
-        link = "but" if "better" in (found, of_baseline) else "and"
-        return f"{text}, {link} {of_baseline} than {other}."
+            return f"{text} and {found.split()[-1]} {other}."
+        link = "but" if "better than" in (found, of_baseline) else "and"
+        return f"{text}, {link} {of_baseline} {other}."
 
 
 def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:

@@ -99,17 +99,19 @@ def _standard(evidence: Evidence, under: Difference | None) -> Finding | None:
 def relation(gain: Difference) -> str:
     """How the ensemble compares with another predictor, from the other error minus the ensemble's."""
     if gain.chance <= CHANCE:
-        return "better"
+        return "better than"
     if (-gain).chance <= CHANCE:
-        return "worse"
-    return "not measurably better" if gain.value > 0 else "not better"
+        return "worse than"
+    if gain.value == 0:
+        return "as accurate as"
+    return "not measurably better than" if gain.value > 0 else "not better than"
 
 
 def _compared(gain: Difference, other: str, reason: str) -> Finding:
     found = relation(gain)
-    kinds: dict[str, Literal["good", "warning"]] = {"better": "good", "worse": "warning"}
+    kinds: dict[str, Literal["good", "warning"]] = {"better than": "good", "worse than": "warning"}
     beyond = ", beyond noise" if found in kinds else ""
-    return Finding(kinds.get(found, "note"), f"The ensemble is {found} than {other}{beyond}.", reason)
+    return Finding(kinds.get(found, "note"), f"The ensemble is {found} {other}{beyond}.", reason)
 
 
 def _unfinished(evidence: Evidence) -> Finding:
