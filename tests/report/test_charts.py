@@ -128,6 +128,21 @@ def test_reliability_has_both_predictors(summary, drawn):
     assert list(pale[1].get_ydata()) == few
 
 
+def test_a_single_example_is_counted_in_the_singular(summary, drawn):
+    bins = (*summary.details.reliability_last, *summary.details.reliability_ensemble)
+    counts = [hint.partition(": ")[2] for hint in drawn["reliability"].hints]
+    assert counts == [{1: "1 image"}.get(one.examples, f"{one.examples} images") for one in bins]
+    assert "1 image" in counts
+
+
+def test_the_legend_of_the_reliability_is_not_on_the_line_of_100_percent(tmp_path):
+    accurate = summarise([folders.made(tmp_path / "run", skill=50.0)])
+    figure = page_charts.draw(accurate)["reliability"].figure
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().y0 >= figure.axes[0].get_window_extent().y1
+    assert figure.axes[0].get_legend() is None
+
+
 def test_inline_a_chart_is_named_themed_and_free_of_style(drawn):
     for name, chart in drawn.items():
         text = chart.inline()

@@ -185,7 +185,6 @@ def reliability(axes: Any, predictors: Mapping[str, tuple[Sequence[Any], str]]) 
             look = {"linestyle": "", "alpha": 0.4} if few else {"label": label}
             axes.plot(*points, color=colour, marker="o", **look)
     axes.set(xlabel="confidence, %", ylabel="accuracy, %")
-    axes.legend(loc="best")
 
 
 def early_exit(axes: Any, exits: Exits, fitted: tuple[float, float] | None = None) -> None:

@@ -113,12 +113,14 @@ def _reliability(summary: Summary) -> Chart:
     if len(focus.members) > 1:
         predictors[f"ensemble of {len(focus.members)}"] = (details.reliability_ensemble, ENSEMBLE)
     charts.reliability(axes, predictors)
+    # above the axes: the points of an accurate model lie on the line of 100 %
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2)
     description = (
         f"The expected calibration error is {focus.single.ece:.4f} for the last snapshot "
         f"and {focus.ensemble.ece:.4f} for the ensemble."
     )
     hints = [
-        (100 * one.confidence, 100 * one.accuracy, f"{label}: {one.examples:,} {focus.noun}")
+        (100 * one.confidence, 100 * one.accuracy, f"{label}: {_counted(one.examples, focus.noun)}")
         for label, (bins, _) in predictors.items()
         for one in bins
     ]
@@ -168,6 +170,10 @@ def _hinted(axes: Any, points: Sequence[tuple[float, float, str]]) -> tuple[str,
     axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o", color=PAPER, markersize=13, alpha=0, gid=HINTS)
     axes.axis(limits)
     return tuple(hint for _, _, hint in points)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun.removesuffix('s') if count == 1 else noun}"
 
 
 def _error_on(part: Part) -> str:
