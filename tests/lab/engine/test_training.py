@@ -339,9 +339,28 @@ def test_outputs_that_are_not_finite_are_a_diverged_run_although_the_losses_were
     [training] = trained((recipe, tmp_path / "run"))
     assert isinstance(training.failure, NonFiniteError)
     assert str(training.failure) == (
-        "loss must be finite, got nan on the test examples at step 1: use a lower --lr and another run folder (--out); "
-        "stored snapshots are intact"
+        "loss must be finite, got nan on the test examples at step 1: use a lower --lr and another run folder (--out)"
     )
+
+
+@pytest.mark.parametrize(
+    ("after", "snapshots", "end"),
+    [(1, (), "another run folder (--out)"), (6, (6,), "another run folder (--out); stored snapshots are intact")],
+)
+def test_a_diverged_run_says_that_its_snapshots_are_intact_if_there_are_some(
+    tmp_path, monkeypatch, after, snapshots, end
+):
+    monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
+
+    def watch(training):
+        if training.completed >= after:
+            with torch.no_grad():
+                next(training.step.network.parameters()).fill_(math.nan)
+
+    [training] = trained((GROW, tmp_path / "run"), watch=watch)
+    assert str(training.failure).startswith("loss must be finite, got nan up to step ")
+    assert str(training.failure).endswith(end)
+    assert Run(tmp_path / "run").snapshots.steps == snapshots
 
 
 # going on

@@ -30,7 +30,8 @@ class Evaluation:
         outputs = self.outputs()
         for part, (found, _) in outputs.items():
             if found.isnan().any():  # the losses that were logged can still be finite
-                raise diverged(math.nan, f"on the {part.replace('_', '-')} examples at step {completed}")
+                where = f"on the {part.replace('_', '-')} examples at step {completed}"
+                raise diverged(math.nan, where, len(self._run.snapshots.steps))
         self._run.add_outputs(completed, outputs, snapshot)
         test, labels = outputs["test"]
         return float(metrics.error(test.float().exp().numpy(), labels.numpy()))

@@ -18,11 +18,14 @@ _MOST_STEPS = 1000  # between two lines of the log; an epoch if that is shorter
 _LEAST_SECONDS = 1.0  # of a measured speed: shorter times are inaccurate
 
 
-def diverged(loss: float, where: str) -> NonFiniteError:
-    """The error for a loss that is not finite; a lower rate is another recipe, so it needs another folder."""
+def diverged(loss: float, where: str, snapshots: int) -> NonFiniteError:
+    """The error for a loss that is not finite; a lower rate is another recipe, so it needs another folder.
+
+    `snapshots` is the number of snapshots that the run has stored.
+    """
+    intact = "; stored snapshots are intact" if snapshots else ""
     return NonFiniteError(
-        f"loss must be finite, got {loss} {where}: use a lower --lr and another run folder (--out); "
-        "stored snapshots are intact"
+        f"loss must be finite, got {loss} {where}: use a lower --lr and another run folder (--out){intact}"
     )
 
 
@@ -115,7 +118,8 @@ class TrainingLog:
 
     def _write(self, completed: int, loss: float) -> None:
         if not np.isfinite(loss):
-            raise diverged(loss, f"up to step {completed}")
+            before = [step for step in self._schedule.snapshot_steps if step < completed]
+            raise diverged(loss, f"up to step {completed}", len(before))
         batch, now = self._recipe.budget.batch, time.monotonic()
         self._measure_speed((completed - self._completed) * batch, now - self._seen)
         self.loss, self._completed, self._seen = loss, completed, now
