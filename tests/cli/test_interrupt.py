@@ -41,6 +41,7 @@ def network(classes, channels, *arguments):
 def rehearsal(classes, channels): return network(classes, channels, 1, signal.SIGINT)
 def first_step(classes, channels): return network(classes, channels, 2, signal.SIGINT)
 def terminated(classes, channels): return network(classes, channels, 2, signal.SIGTERM)
+def last_step(classes, channels): return network(classes, channels, 6, signal.SIGINT)
 def twice(classes, channels): return network(classes, channels, 4, signal.SIGINT, signal.SIGINT)
 """
 
@@ -74,6 +75,27 @@ def test_a_signal_during_a_step_stops_after_it_and_keeps_the_state(folder, netwo
     monkeypatch.setattr(training, "_BURST_STEPS", 1)
     assert main(command(network)) == status
     assert Run("run").state().completed == 1
+
+
+LAST_STEP = ["--epochs", "1", "--cycles", "1"]  # five steps of eight images; four of 48 are held out
+
+
+def test_a_signal_in_the_last_step_leaves_nothing_to_continue(folder, capfd):
+    assert main([*command("last_step"), *LAST_STEP]) == 0
+    shown = capfd.readouterr()
+    assert "stopping after this step" in shown.err
+    assert "interrupted" not in shown.err
+    assert "test error" in shown.out
+    assert Run("run").finished
+
+
+@pytest.mark.parametrize("more", [["--seed", "0", "1"], ["--seed", "0", "--curves"]])
+def test_a_signal_in_the_last_step_of_a_run_ends_the_work_after_it(folder, capfd, more):
+    name, *arguments = command("last_step")
+    assert main(["sweep" if "1" in more else name, *arguments, *LAST_STEP, *more]) == 130
+    assert "interrupted; the same command with --resume continues" in capfd.readouterr().err
+    assert sum(Run(path.parent).finished for path in folder.glob("run/**/recipe.json")) == 1
+    assert len(list(folder.glob("run/**/recipe.json"))) == 1
 
 
 def test_a_signal_while_the_errors_between_snapshots_are_measured_ends_at_once(folder, capfd, monkeypatch):

@@ -85,7 +85,7 @@ def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, c
         if len(packs) > 1:
             say(f"pack {number} of {len(packs)}: {shortened([path.name for _, path in jobs], limit=3)}")
         try:
-            status = train(jobs, options, load, curves=curves, failures=failures)
+            status = train(jobs, options, load, curves=curves, failures=failures, is_last=number == len(packs))
         except ProcessError:
             raise
         except SnapensError as error:

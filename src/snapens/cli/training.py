@@ -33,16 +33,18 @@ def train(
     teachers: Sequence[Path] = (),
     failures: Failures | None = None,
     again: str = AGAIN,
+    is_last: bool = True,
 ) -> int:
     """Train a pack and return the exit status: 0 if all runs finished, 1 if one failed, 128 + the number of a signal.
 
     A finished run that is resumed stays as it is. With `curves`, the errors between snapshots are measured at the end.
     `teachers` are the folders of the runs that recipes imitate. `failures` are those of a plan that this pack belongs
-    to. `again` is the command that continues the training after an interruption.
+    to, in which other packs follow unless it `is_last`. `again` is the command that continues the training after an
+    interruption; a pack that has finished although it was interrupted has nothing to continue if it is the last one.
     """
     with Interrupt(quiet=not processes.is_first()) as interrupt, Failures() as own:
         try:
-            return _train(jobs, options, load or Loader(options), curves, teachers, failures or own, interrupt)
+            return _train(jobs, options, load or Loader(options), curves, teachers, failures or own, interrupt, is_last)
         except KeyboardInterrupt:
             say(f"snapens: interrupted; {again} continues the training")
             return 128 + interrupt.number
@@ -58,6 +60,7 @@ def _train(
     teachers: Sequence[Path],
     failures: Failures,
     interrupt: Interrupt,
+    is_last: bool,
 ) -> int:
     from ..lab.engine import pack  # only now: --help does not wait for torch
     from .progress import TensorBoard, display
@@ -74,6 +77,8 @@ def _train(
             pack.train(trainings, watch, interrupt)
             if not all(training.finished or training.failure for training in trainings):
                 interrupt.number = interrupt.number or signal.SIGTERM  # only another process received the signal
+            elif is_last and not curves and all(training.finished for training in trainings):
+                interrupt.number = 0  # it arrived in the last steps: nothing is left to continue
         if curves and world.is_first:
             say("measuring the errors between the snapshots")
             pack.measure_between(trainings)
