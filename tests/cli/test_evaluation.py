@@ -76,6 +76,20 @@ def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_th
     assert 1 < found["predictors"]["combination.json"]["mean_members"] < 2
 
 
+def test_early_exit_after_one_member_is_announced(folder, capsys):
+    members = outputs(folder, 0)
+    assert main(["combine", str(folder)]) == 0
+    assert "early exit evaluates only" not in capsys.readouterr().err
+    rows = np.stack([members.log_probabilities[-1]] * 3)  # the last member alone is as good
+    Outputs(members.members, rows, members.labels).save(folder, "held_out")
+    assert main(["combine", str(folder)]) == 0
+    assert (
+        "early exit evaluates only the last snapshot for almost every example: use --no-exit" in capsys.readouterr().err
+    )
+    assert main(["combine", str(folder), "--no-exit"]) == 0
+    assert "early exit evaluates only" not in capsys.readouterr().err
+
+
 def test_a_choice_that_raises_the_nll_of_other_examples_is_named_with_its_remedy(folder, capsys):
     outputs(folder, 0)
     assert main(["combine", str(folder), "--members", "1"]) == 0

@@ -8,7 +8,7 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Budget, Distillation, Network, Recipe, Snapshot
 from . import processes
 from .evaluation import Folder, combination_of
-from .options import ImportNetwork, Place, TrainingOptions, arg
+from .options import Flag, ImportNetwork, Place, TrainingOptions, arg
 
 if TYPE_CHECKING:
     from ..lab.recipe import Teacher
@@ -25,7 +25,7 @@ class Distill:
     training: TrainingOptions
     network: Annotated[str | None, arg("NAME")] = None
     """The network of the student. By default that of the teacher."""
-    pretrained: bool = False
+    pretrained: Flag = False
     """Start from the pretrained weights of torchvision:NAME or timm:NAME; only the last layer is new."""
     last: Annotated[int | None, arg("INT")] = None
     """The number of the teacher's last snapshots to use. By default those of its combination.json, or all."""

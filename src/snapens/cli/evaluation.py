@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # --help does not wait for torch
     from ..outputs import Outputs
 
 Folder = Annotated[Path, Positional, arg("RUN", "(required)")]
+_HARDLY_MORE_THAN_ONE = 1.1
 _WITHOUT = {"temperature": "--no-temperature", "members": "--members all", "weights": "--weights equal"}
 
 
@@ -75,6 +76,11 @@ class Combine:
         if gains:
             _show_gains(outputs, gains)
         self._show(combination, len(outputs.members))
+        if gains and gains[-1].used < _HARDLY_MORE_THAN_ONE < len(combination.members):
+            say(
+                "snapens: early exit evaluates only the last snapshot for almost every example: use --no-exit if you "
+                "need the probabilities of the ensemble, or its mutual information"
+            )
         return 0
 
     def _transfer(self, other: Path) -> int:
