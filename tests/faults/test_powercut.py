@@ -48,7 +48,7 @@ def loop(folder, disk):
             disk.acknowledge(steps)
 
 
-@pytest.mark.parametrize("count", [40, ALL])
+@pytest.mark.parametrize("count", [60, ALL])
 def test_a_loop_loses_no_acknowledged_snapshot(tmp_path, count):
     (tmp_path / "disk").mkdir()
     with Disk(tmp_path / "disk") as disk:
