@@ -146,10 +146,10 @@ def test_without_held_out_images_the_combination_of_another_run_is_used(trained,
     [found] = measured(monkeypatch, data, tmp_path / "before", final).values()
     assert list(found["predictors"]) == ["last snapshot", "all snapshots", "weight average", "without averaging"]
 
-    assert main(["combine", source]) == 0
+    temperature = 1.5
+    Combination(Run(source).snapshots.members, temperature=temperature).save(source)
     assert main(["combine", final, "--like", source]) == 0
     [found] = measured(monkeypatch, data, tmp_path / "after", final).values()
-    temperature = Combination.load(source).temperature
     mean = Run(final).outputs().probabilities.mean(0) ** (1 / temperature)
     nll = -np.log((mean / mean.sum(-1, keepdims=True))[np.arange(20), Y[60:]]).mean()
     assert found["predictors"]["fitted"]["nll"] == pytest.approx(nll, rel=1e-4)
