@@ -64,7 +64,7 @@ def test_no_number_of_the_results_is_typed_by_hand():
 
 def test_only_numbers_of_the_paper_and_of_the_demo_are_typed_into_when_it_pays():
     template = (ROOT / "docs/understand/when-it-pays.md.jinja").read_text()
-    demo = ["(62", "5,000", "27,694", "40", "2-core", "30.80", "33.16", "32.36", "10"]
+    demo = ["(62", "5,000", "27,694", "40", "2-core", "27.59", "29.02", "29.63", "10"]
     counts = ["256)", "1).", "1)."]  # a batch size, and n
     paper = ["40", "50", "90"]
     assert typed_numbers(template) == ["1,", *demo, *counts, *paper, "two snapshots"]

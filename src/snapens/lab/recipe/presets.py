@@ -13,12 +13,12 @@ from .settings import Settings
 def demo(seed: int) -> tuple[Recipe, Recipe]:
     """A baseline and a Snapshot Ensemble with the same budget, small enough for two CPU cores.
 
-    Their settings were chosen on seeds 0 to 4; docs/start/demo.md has the results of seeds 5 to 14.
+    0.8 is the best rate for both, chosen on held-out images; docs/start/demo.md has the results of ten other seeds.
     """
     snapshot = Recipe(
-        Network("small"), Dataset("glyphs"), Snapshot(cycles=5), Budget(epochs=40), SGD(lr=0.2), seed=seed
+        Network("small"), Dataset("glyphs"), Snapshot(cycles=5), Budget(epochs=40), SGD(lr=0.8), seed=seed
     )
-    return replace(snapshot, method=Single(cycles=5), optimizer=SGD(lr=0.1)), snapshot
+    return replace(snapshot, method=Single(cycles=5)), snapshot
 
 
 def cifar100_modern() -> Settings:
