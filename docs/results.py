@@ -39,19 +39,21 @@ def texts() -> dict[Path, str]:
     """The generated pages, and the files that have a generated block, with the block regenerated."""
     entries = ledger.entries(ROOT / "results")
     folder = ROOT / "results"
-    updated = {
-        ROOT / page: readme.update((ROOT / page).read_text(), block, name)
-        for page, name, block in (
-            ("README.md", "results", readme.results(entries)),
-            ("docs/how-to/predict-and-deploy.md", "results", predictions(folder / "prediction")),
-            ("docs/how-to/choose-and-calibrate.md", "held-out", combinations(folder / "combination", entries)),
-            ("docs/how-to/one-network.md", "one-network", one_network(folder, entries)),
-            ("docs/how-to/choose-t-m-and-the-rate.md", "rates", rendered(PEAKS, folder, peaks=peaks)),
-        )
-    }
+    spent = qualities.read(folder / "quality").among(dataset="cifar100")
+    updated: dict[Path, str] = {}
+    for page, name, block in (
+        ("README.md", "results", readme.results(entries)),
+        ("README.md", "modern", readme.modern(spent.timed, lowest_published("cifar100"))),
+        ("docs/how-to/predict-and-deploy.md", "results", predictions(folder / "prediction")),
+        ("docs/how-to/choose-and-calibrate.md", "held-out", combinations(folder / "combination", entries)),
+        ("docs/how-to/one-network.md", "one-network", one_network(folder, entries)),
+        ("docs/how-to/choose-t-m-and-the-rate.md", "rates", rendered(PEAKS, folder, peaks=peaks)),
+    ):
+        path = ROOT / page
+        updated[path] = readme.update(updated.get(path) or path.read_text(), block, name)
     tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
     words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
-    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **budgets(), **choices()}
+    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **budgets(spent), **choices()}
     pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
     return {**updated, **pages}
 
@@ -138,12 +140,13 @@ def runs(group: Group) -> str:
     return markdown(rows)
 
 
-def budgets() -> dict[str, object]:
-    """What a template may use about runs that spend the same epochs in different ways."""
-    spent = qualities.read(ROOT / "results/quality").among(dataset="cifar100")
-    published = min(
-        cell.published_percent for cell in paper.cells() if cell.dataset == "cifar100" and cell.published_percent
-    )
+def lowest_published(dataset: str) -> float:
+    """The paper's lowest error on a data set, in percent."""
+    return min(cell.published_percent for cell in paper.cells() if cell.dataset == dataset and cell.published_percent)
+
+
+def budgets(spent: qualities.Qualities) -> dict[str, object]:
+    """What a template may use about runs on CIFAR-100 that spend the same epochs in different ways."""
     peak = json.loads((ROOT / "results/speed/h200.json").read_text())
 
     def peak_share(run: qualities.Quality) -> float:
@@ -155,7 +158,7 @@ def budgets() -> dict[str, object]:
         "spent": spent,
         "spent_errors": unbroken(quality_tables.errors(spent)),
         "spent_details": unbroken(quality_tables.details(spent)),
-        "timeline": lambda run: quality_tables.timeline(run, published),
+        "timeline": lambda run: quality_tables.timeline(run, lowest_published(run.dataset)),
         "peak_share": peak_share,
     }
 

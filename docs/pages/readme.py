@@ -1,4 +1,4 @@
-"""The README's table of results: our errors next to the published ones, with n and hardware."""
+"""The results in the README: our errors next to the published ones, with n and hardware."""
 
 import html
 
@@ -9,10 +9,16 @@ from snapens.report import names
 from snapens.report.formats import markdown_row
 from snapens.report.spread import Spread
 
+from .qualities import Quality
+
 BEGIN = "<!-- results: begin (made from the ledger; do not edit) -->"
 END = "<!-- results: end -->"
 HEADLINE = (("resnet110", "cifar100"), ("wrn32", "cifar100"), ("densenet40", "cifar100"))
 """The networks and data sets of the table."""
+MODERN_COMMAND = (
+    "snapens train --preset cifar100-modern --epochs 200 --first-cycle 2 --ema 0.999 --sam 0.1 \\\n"
+    "    --held-out 5000 --data DIR"
+)
 
 
 def results(entries: Entries) -> str:
@@ -36,6 +42,17 @@ def results(entries: Entries) -> str:
         return "Nothing has been measured yet."
     notes = "Test errors in %, with a peak rate of 0.2 for the ensembles; n is the number of seeds."
     return "\n".join([*map(markdown_row, rows), "", notes + " \\* Copied from the DenseNet paper." * starred])
+
+
+def modern(run: Quality, published_percent: float) -> str:
+    """The error and the time of a run of the preset with a modern recipe, and the command that trains it."""
+    first = next(moment for moment in run.history if 100 * moment.error_so_far < published_percent)
+    sentence = (
+        f"A modern recipe reaches a test error of {run['all snapshots'].error} % on {names.DATASETS[run.dataset]} "
+        f"after {run.minutes:.0f} minutes on one {run.device} (n = {len(run.seeds)}, {run.images:,} training images). "
+        f"The lowest error of the paper, {published_percent:.2f} %, is beaten after {first.seconds / 60:.0f} minutes:"
+    )
+    return f"{sentence}\n\n```sh\n{MODERN_COMMAND}\n```"
 
 
 def update(text: str, block: str, name: str = "results") -> str:
