@@ -4,6 +4,7 @@ NETWORKS = {
     "resnet110": "ResNet-110",
     "wrn32": "Wide-ResNet-32",
     "wrn28x10": "WRN-28-10",
+    "wrn28x8": "WRN-28-8",
     "wrn16x8": "WRN-16-8",
     "densenet40": "DenseNet-40",
     "densenet100": "DenseNet-100",

@@ -28,6 +28,8 @@ def parameters(network):
         ("wrn32", 100, 7_409_316),
         ("wrn28x10", 10, 36_479_194),
         ("wrn28x10", 100, 36_536_884),
+        ("wrn28x8", 10, 23_354_842),
+        ("wrn28x8", 100, 23_401_012),
         ("wrn16x8", 10, 10_961_370),
         ("wrn16x8", 100, 11_007_540),
         ("densenet40", 10, 1_019_722),
@@ -54,7 +56,7 @@ def test_a_network_has_as_many_layers_as_its_name_says(name, layers):
     assert projections == (4 if name == "resnet50" else 0)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("wrn28x10", 28), ("wrn16x8", 16)])
+@pytest.mark.parametrize(("name", "layers"), [("wrn28x10", 28), ("wrn28x8", 28), ("wrn16x8", 16)])
 def test_a_wide_resnet_has_as_many_convolutions_as_its_name_says(name, layers):
     with torch.device("meta"):
         network = build(name, classes=10)

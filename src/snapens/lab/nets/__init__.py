@@ -20,6 +20,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet110": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 18}),
     "wrn32": ("snapens.lab.nets.resnet:cifar", {"blocks_per_stage": 5, "widen": 4}),
     "wrn28x10": ("snapens.lab.nets.resnet:wide", {"depth": 28, "widen": 10}),
+    "wrn28x8": ("snapens.lab.nets.resnet:wide", {"depth": 28, "widen": 8}),
     "wrn16x8": ("snapens.lab.nets.resnet:wide", {"depth": 16, "widen": 8}),
     "resnet50": ("snapens.lab.nets.resnet:imagenet", {"blocks_per_stage": (3, 4, 6, 3)}),
     "densenet40": ("snapens.lab.nets.dense.densenet:densenet", {"depth": 40, "growth": 12}),

@@ -25,8 +25,8 @@ class Settings:
     """
 
     network: str = "resnet110"
-    """resnet110, wrn32, wrn28x10, wrn16x8, densenet40, densenet100, resnet50, small, mlp, torchvision:NAME, timm:NAME,
-    or your own network as module:callable."""
+    """resnet110, wrn32, wrn28x10, wrn28x8, wrn16x8, densenet40, densenet100, resnet50, small, mlp,
+    torchvision:NAME, timm:NAME, or your own network as module:callable."""
     dataset: str = "cifar100"
     """cifar10, cifar100, svhn, svhn-extra, tinyimagenet, imagenet, glyphs, or your own data as folder or arrays."""
     method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
