@@ -193,7 +193,8 @@ def test_outputs_are_the_log_probabilities_of_each_member_oldest_first_and_unwei
     assert found.members == (("memory", 4), ("memory", 8), ("memory", 12))
     assert (found.part, found.labels.tolist(), found.labels.dtype) == (None, labels.tolist(), np.int64)
     for member, network in zip(found.log_probabilities, networks, strict=True):
-        assert np.array_equal(member, network(X).log_softmax(-1).half().detach().numpy())
+        scores = torch.cat([network(X[:4]), network(X[4:])])  # the rounding may depend on the size of a batch
+        assert np.array_equal(member, scores.log_softmax(-1).half().detach().numpy())
     reads = 2 if resident else 6  # streamed members read the loader once each
     assert seen == [(k, reads) for k in range(1, reads + 1)]
 
