@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from pages import labels, qualities, quality_tables, readme
+from pages import budgets, labels, qualities, quality_tables, readme
 from pages.prose import CONFIDENCE, Change, Measured, check, rendered, series, signed, span
 
 from snapens.lab.paper import cells as paper
@@ -19,7 +19,8 @@ from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
 PAGE_STYLE = ROOT / "src/snapens/report/page.css"
-TEMPLATES = (ROOT / "docs/results.md.jinja", ROOT / "docs/understand/when-it-pays.md.jinja")
+TEMPLATES = tuple(ROOT / f"docs/{page}.md.jinja" for page in ("results", "start/demo", "understand/when-it-pays"))
+BUDGETS = ROOT / "results/budgets/glyphs.json"
 FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
 
 
@@ -53,7 +54,8 @@ def texts() -> dict[Path, str]:
         updated[path] = readme.update(updated.get(path) or path.read_text(), block, name)
     tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
     words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
-    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **budgets(spent), **choices()}
+    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **spending(spent), **choices()}
+    words["glyphs"] = budgets.read(BUDGETS)
     pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
     return {**updated, **pages}
 
@@ -145,7 +147,7 @@ def lowest_published(dataset: str) -> float:
     return min(cell.published_percent for cell in paper.cells() if cell.dataset == dataset and cell.published_percent)
 
 
-def budgets(spent: qualities.Qualities) -> dict[str, object]:
+def spending(spent: qualities.Qualities) -> dict[str, object]:
     """What a template may use about runs on CIFAR-100 that spend the same epochs in different ways."""
     peak = json.loads((ROOT / "results/speed/h200.json").read_text())
 
@@ -324,7 +326,7 @@ def pictures() -> dict[Path, bytes]:
         f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True, columns=2)
         for name, network in FIGURES
     }
-    drawn["picture.svg"] = overview(entries)
+    drawn |= {"picture.svg": overview(entries), "budgets.svg": budgets.read(BUDGETS).chart()}
     return {ROOT / "docs" / name: with_dark_mode(style.saved(figure, "svg")) for name, figure in drawn.items()}
 
 
