@@ -101,6 +101,21 @@ def test_a_choice_that_raises_the_nll_of_other_examples_is_named_with_its_remedy
     )
 
 
+def test_a_choice_that_is_worse_within_the_noise_is_not_advised_against(folder, capsys):
+    rng = np.random.default_rng(0)
+    scores = torch.tensor(rng.normal(size=(400, 3))).log_softmax(-1)
+    labels = [
+        rng.choice(3, p=row) for row in scores.exp().numpy()
+    ]  # exact probabilities
+    members = tuple((Snapshots(folder).identity["run"], step) for step in (4, 8, 12))
+    Outputs(members, scores.half().expand(3, 400, 3).numpy(), np.array(labels)).save(folder, "held_out")
+    assert main(["combine", str(folder), "--no-exit"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("temperature "))
+    assert 0 < float(row[6]) < 2 * float(row[8]), row  # the change of the NLL, and its standard error
+    assert err == ""
+
+
 def test_a_combination_of_few_examples_is_the_plain_mean_and_the_command_warns(folder):
     outputs(folder, 0, examples=50)
     command = [sys.executable, "-m", "snapens", "combine", str(folder), "--exit-loss", "5", "--format", "json"]

@@ -230,7 +230,8 @@ def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
     Console(highlight=False).print(table)
     Console(highlight=False).print()
     for gain in gains:
-        if gain.choice in _WITHOUT and gain.nll_gain.mean < 0:
+        clearly_worse = gain.nll_gain.mean < -2 * gain.nll_gain.standard_error
+        if gain.choice in _WITHOUT and clearly_worse:
             say(
                 f"snapens: the choice of the {gain.choice} raised the NLL of examples that it was not fitted on: "
                 f"use {_WITHOUT[gain.choice]}"
