@@ -102,6 +102,7 @@ LARGE = {
         (100, ["[red]-seed0", "[red]-seed0"], ["[red]-seed0", "[red]-seed0"], NUMBERS),
         (60, ["seed0", "seed1"], ["seed0", "seed1"], "epoch 299.9 / 300 loss 4.041 1:23:45 left"),
         (60, ["a", "a-long-name-of-a-run"], ["a", "…g-name-of-a-run"], "epoch 299.9 / 300 loss 4.041 1:23:45 left"),
+        (45, ["seed0", "seed1"], ["", ""], "epoch 299.9 / 300 loss 4.041 1:23:45 left"),
         (44, ["seed0"], [""], "epoch 299.9 / 300 loss 4.041 1:23:45 left"),
     ],
 )

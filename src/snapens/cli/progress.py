@@ -237,7 +237,7 @@ def _layout(columns: int, longest_label: int, epochs: int) -> tuple[int, int, li
         if columns < label + sum(widths.values()) + len(widths):
             del widths[left_out]
     room = columns - sum(widths.values()) - len(widths)
-    label = max(0, min(label, room))
+    label = min(label, room) if room > 1 else 0  # one column would be the ellipsis alone
     bar = min(_LONGEST_BAR, room - label - (label > 0))
     return label, bar if bar >= _SHORTEST_BAR else 0, list(widths)
 
