@@ -20,9 +20,8 @@ def per_image(recipe: Recipe, images: ImageData) -> float:
         inputs = torch.empty(2, images.channels, images.size, images.size)
     with FlopCounterMode(display=False) as counter:
         network(inputs).sum().backward()
-    passes = 1 if recipe.sharpness is None else 1 + 1 / recipe.sharpness.every
     operations: int = counter.get_total_flops()
-    return passes * operations / len(inputs)
+    return operations / len(inputs)
 
 
 def peak_per_second(device: torch.device) -> float:
