@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from snapens.errors import MismatchError
+from snapens.lab.paper.ledger import is_of_commit
 from snapens.lab.recipe.recipe import Recipe
 from snapens.lab.records.run import Run, runs_below
 from snapens.quality import Score
@@ -24,20 +24,24 @@ def main() -> None:
     """Collect the runs of a folder, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="a folder of runs")
-    parser.add_argument("--commit", help="the commit that trained the runs")
+    parser.add_argument("--commit", required=True, help="the commit that trained the runs")
     parser.add_argument("--hardware", required=True, help="where the runs were trained, such as 'a 2-core CPU'")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file")
     options = parser.parse_args()
-    head = {"commit": options.commit, "hardware": options.hardware, "torch": torch.__version__}
-    lines = ",\n".join(map(json.dumps, collected(runs_below(options.runs))))
+    runs = [run for run in runs_below(options.runs) if run.finished]
+    for run in runs:
+        if is_of_commit(run, options.commit) is False:
+            raise MismatchError(f"commit must be that of the code that trained {run.path}, got {options.commit}")
+    head = {"commit": options.commit, "hardware": options.hardware, "torch": runs[0].finish_event["torch"]}
+    lines = ",\n".join(map(json.dumps, collected(runs)))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(f'{json.dumps(head)[:-1]}, "recipes": [\n{lines}\n]}}\n')
 
 
 def collected(runs: list[Run]) -> list[dict[str, object]]:
-    """The finished runs by recipe, shorter budgets first."""
+    """Finished runs by recipe, shorter budgets first."""
     groups: dict[Recipe, list[Run]] = defaultdict(list)
-    for run in sorted((run for run in runs if run.finished), key=lambda run: run.recipe.seed):
+    for run in sorted(runs, key=lambda run: run.recipe.seed):
         groups[replace(run.recipe, seed=0)].append(run)
     return [entry(recipe, groups[recipe]) for recipe in sorted(groups, key=lambda recipe: recipe.budget.epochs)]
 

@@ -1,7 +1,8 @@
 """The quality of finished runs on images, beyond test errors: `python bench/quality.py RUN … --data DIR --out FOLDER`.
 
 The script writes one JSON file per run. With `--together`, it writes one file for all runs, which must differ only in
-their seeds: their members are pooled, and their times are added.
+their seeds and must have been trained one at a time on the same hardware: their members are pooled, and their times are
+added. A file of another commit is never replaced: remove it first.
 
 For each predictor, the file contains the error, the NLL, the Brier score, the ECE, the calibrated log-likelihood, the
 number of networks per image, and the AUROC with which the entropy separates the run's test images from those of another
@@ -33,13 +34,13 @@ from snapens import Combination, Ensemble, Snapshots, combine
 from snapens.batchnorm import estimated_statistics
 from snapens.combine.evaluation import Evaluation
 from snapens.combine.soup import average
-from snapens.errors import ArgumentError
+from snapens.errors import ArgumentError, MismatchError
 from snapens.lab import data as datasets
 from snapens.lab.data.images import Images
 from snapens.lab.data.placed import PlacedImages
 from snapens.lab.engine.feed import Feed, transforms_of
 from snapens.lab.engine.network import precision
-from snapens.lab.paper import cells
+from snapens.lab.paper import cells, ledger
 from snapens.lab.records.run import Run
 from snapens.lab.records.runs import require_same_test
 from snapens.outputs import Outputs
@@ -109,10 +110,11 @@ class Measured:
         return {} if transferred is None else {"fitted": transferred}
 
     def _training(self) -> dict[str, object]:
-        """The hardware and software of the first run, and the seconds of all runs."""
+        """The hardware and software, and the seconds of all runs."""
         finished = [run.finish_event for run in self.runs]
-        found = {name: finished[0].get(name) for name in ("seconds", "device", "torch", "pack", "sources")}
-        return found | {"seconds": round(sum(event["seconds"] for event in finished), 3)}
+        found = {name: finished[0].get(name) for name in ("seconds", "device", "torch", "pack")}
+        sources = dict.fromkeys(str(event.get("sources")) for event in finished)
+        return found | {"seconds": round(sum(event["seconds"] for event in finished), 3), "sources": " ".join(sources)}
 
     def _history(self, test: Outputs) -> list[dict[str, float]]:
         """Each snapshot and all snapshots so far, as if the runs were trained one after another."""
@@ -186,8 +188,24 @@ def check(runs: Sequence[Run]) -> None:
             f"runs must have different seeds and no other difference, got {', '.join(str(run.path) for run in runs)}: "
             "choose other runs, or leave out --together"
         )
+    hardware = [{name: run.finish_event.get(name) for name in ("device", "torch", "pack")} for run in runs]
+    if len(runs) > 1 and (hardware[0]["pack"] != 1 or any(other != hardware[0] for other in hardware)):
+        raise ArgumentError(
+            "runs must have been trained one at a time (pack 1) on the same device with the same torch, got "
+            f"{'; '.join(map(str, hardware))}: their times cannot be added, so leave out --together"
+        )
     for run in runs[1:]:
         require_same_test(runs[0], runs[0].outputs("test").labels, run, run.outputs("test").labels)
+
+
+def store(path: Path, commit: str, found: dict[str, object]) -> None:
+    """Write a file, unless there is one of another commit."""
+    if path.exists() and (before := json.loads(path.read_text())["commit"]) != commit:
+        raise ArgumentError(
+            f"out must have no results of another commit, got {path} of commit {before}: remove it, or choose another "
+            "folder"
+        )
+    path.write_text(json.dumps({"commit": commit, **found}, indent=1) + "\n")
 
 
 def joined(outputs: Sequence[Outputs]) -> Outputs:
@@ -206,15 +224,18 @@ def main() -> None:
     parser.add_argument("--outside", help="a data set whose test images do not belong to the classes of the runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--together", action="store_true", help="pool the members of all runs")
-    parser.add_argument("--commit", help="the commit that trained the runs")
+    parser.add_argument("--commit", required=True, help="the commit that trained the runs")
     parser.add_argument("--out", type=Path, required=True, help="the folder for the JSON files")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     runs = [Run(path) for path in options.runs]
+    for run in runs:
+        if ledger.is_of_commit(run, options.commit) is False:
+            raise MismatchError(f"commit must be that of the code that trained {run.path}, got {options.commit}")
     for group in [runs] if options.together else [[run] for run in runs]:
         measured = Measured(group, options.data, options.outside, torch.device(options.device))
         found, name = measured.all(), measured.name
-        (options.out / f"{name}.json").write_text(json.dumps({"commit": options.commit, **found}, indent=1) + "\n")
+        store(options.out / f"{name}.json", options.commit, found)
         for predictor, quality in found["predictors"].items():
             print(f"{name}  {predictor:20} error {100 * quality['error']:6.2f} %  NLL {quality['nll']:.4f}")
 

@@ -44,7 +44,7 @@ def texts() -> dict[Path, str]:
     updated: dict[Path, str] = {}
     for page, name, block in (
         ("README.md", "results", readme.results(entries)),
-        ("README.md", "modern", readme.modern(spent.timed, lowest_published("cifar100"))),
+        ("README.md", "modern", readme.modern(spent.of(readme.MODERN), lowest_published("cifar100"))),
         ("docs/how-to/predict-and-deploy.md", "results", predictions(folder / "prediction")),
         ("docs/how-to/choose-and-calibrate.md", "held-out", combinations(folder / "combination", entries)),
         ("docs/how-to/one-network.md", "one-network", one_network(folder, entries)),
@@ -160,7 +160,7 @@ def spending(spent: qualities.Qualities) -> dict[str, object]:
         "spent": spent,
         "spent_errors": unbroken(quality_tables.errors(spent)),
         "spent_details": unbroken(quality_tables.details(spent)),
-        "timeline": lambda run: quality_tables.timeline(run, lowest_published(run.dataset)),
+        "timeline": quality_tables.timeline(spent.of(readme.MODERN).runs[0], lowest_published("cifar100")),
         "peak_share": peak_share,
     }
 
@@ -177,9 +177,10 @@ def choices() -> dict[str, object]:
     for run in found:
         recipe, (dropped, weighted) = Recipe.of(run["recipe"]), (run["choices"][name] for name in CHOICES)
         kept = [str(member) for member in dropped["members"]]
+        seed = f", seed {recipe.seed}" if recipe.seed else ""
         rows.append(
             {
-                "run": f"{names.NETWORKS[recipe.network.name]}, {recipe.budget.epochs} epochs: {labels.words(recipe)}",
+                "run": f"{names.NETWORKS[recipe.network.name]}, {recipe.budget.epochs} epochs: {labels.words(recipe)}{seed}",
                 "members kept after dropping": "all" if len(kept) == run["members"] else ", ".join(kept),
                 "test NLL gain of dropping": gain(dropped, "test_nll"),
                 "weights, oldest first": ", ".join(f"{weight:.2f}" for weight in weighted["weights"]),

@@ -1,6 +1,5 @@
 """The code of every page of the documentation runs, its commands are accepted, and its links lead somewhere."""
 
-import json
 import re
 import shlex
 import textwrap
@@ -11,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from markdown.extensions.toc import slugify
+from pages import readme
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from snapens.cli import Train, _command
 from snapens.errors import SnapensError
-from snapens.lab.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -166,12 +165,9 @@ def test_the_commands_of_a_page_are_accepted(page, capsys):
 
 
 def test_the_command_of_the_modern_recipe_trains_the_run_whose_error_is_shown():
-    shown = (ROOT / "README.md").read_text().split("<!-- modern:")[1]
-    _, code = next(blocks(shown, "sh"))
+    _, code = next(blocks((ROOT / "README.md").read_text().split("<!-- modern:")[1], "sh"))
     [(_, arguments)] = commands(code)
-    runs = [json.loads(path.read_text()) for path in (ROOT / "results/quality").glob("*.json")]
-    errors = {Recipe.of(run["recipe"]): 100 * run["predictors"]["all snapshots"]["error"] for run in runs}
-    assert f"a test error of {errors[_command(arguments).settings.recipe()]:.2f} %" in shown
+    assert _command(arguments).settings.recipe() == readme.MODERN
 
 
 def without_code(text):

@@ -6,6 +6,7 @@ from snapens.lab.paper import cells as paper
 from snapens.lab.recipe.presets import PRESETS
 from snapens.lab.recipe.recipe import Dataset, Network, Recipe
 from snapens.lab.recipe.value import Value
+from snapens.report import names
 
 _OF_THE_WAY = {"method.cycles", "method.first_cycle", "method.later_peak"}
 _OF_OTHER_COLUMNS = {"seed", "budget.epochs", "dataset.held_out"}
@@ -72,13 +73,20 @@ def standard(recipe: Recipe) -> Recipe:
 def _changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     theirs = other.flat()
     settings = [
-        _PHRASES.get(name, f"{name.replace('.', ' ').replace('_', ' ')}: {{}}").format(_text(value))
+        _setting(name, value)
         for name, value in recipe.flat().items()
         if name not in _OF_THE_WAY | _OF_OTHER_COLUMNS
         and not name.startswith(_OF_OTHER_WORDS)
         and (name not in theirs or value != theirs[name])
     ]
     return (*_transforms(recipe, other), *_sharpness(recipe, other), *settings)
+
+
+def _setting(name: str, value: Any) -> str:
+    if name == "network.name":
+        return names.NETWORKS.get(str(value), str(value))
+    words = name.replace(".", " ").replace("_", " ")
+    return _PHRASES.get(name, f"{words}: {{}}").format(_text(value))
 
 
 def _subject(recipe: Recipe) -> tuple[str, str, str | None]:

@@ -67,9 +67,24 @@ class Quality:
         return predictor in self.content["predictors"]
 
     @property
+    def remark(self) -> str:
+        """How the code that trained the run differed from a later version with the same recipe; empty if it did not."""
+        return str(self.content.get("remark", ""))
+
+    @property
+    def seedless(self) -> Recipe:
+        """The recipe with seed 0, which runs with several seeds share."""
+        return replace(self.recipe, seed=0)
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """The seed of each run."""
         return tuple(self.content.get("seeds", [self.recipe.seed]))
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the members of several runs are pooled."""
+        return len(self.seeds) > 1
 
     @property
     def members(self) -> int:
@@ -129,19 +144,20 @@ class Quality:
     @property
     def words(self) -> str:
         """The label of the run."""
-        return self._pooled + labels.words(self.recipe)
+        runs = f"{len(self.seeds)} independent runs of {self.recipe.budget.epochs} epochs: " if self.pooled else ""
+        return runs + labels.words(self.recipe) + (f", {self.remark}" if self.remark else "")
 
     @property
     def predictors(self) -> dict[str, str]:
         """The predictors that a table shows, and their labels; the label of the run is the first."""
-        if self.way == "cosine" and not self._pooled:
+        if self.way == "cosine" and not self.pooled:
             return self._of_one_network
         found = {"all snapshots": self.words}
         if self.recipe.dataset.held_out:
             found["fitted"] = "… with temperature and early exit, fitted on held-out images"
         else:
             found["fitted"] = "… with temperature and early exit, fitted on held-out images of another run"
-        found["last snapshot"] = "… the last snapshot alone" + (", of one run" if self._pooled else "")
+        found["last snapshot"] = "… the last snapshot alone" + (", of one run" if self.pooled else "")
         if self.way == "fge":
             found["weight average"] = "… the average of the snapshots' weights (SWA)"
         found["without averaging"] = "… the last weights, without averaging"
@@ -152,17 +168,16 @@ class Quality:
         """The end of each cycle; empty if this was not recorded."""
         return [Moment(**moment) for moment in self.content.get("history", [])]
 
+    def seconds_below(self, percent: float) -> float | None:
+        """The time at which the error of all snapshots so far is lower than another error; None if it never is."""
+        return next((moment.seconds for moment in self.history if 100 * moment.error_so_far < percent), None)
+
     @property
     def _of_one_network(self) -> dict[str, str]:
         if "without averaging" not in self:
             return {"last snapshot": self.words}
         plain = labels.words(replace(self.recipe, averaging=None))
         return {"without averaging": plain, "last snapshot": "… its exponential moving average (EMA)"}
-
-    @property
-    def _pooled(self) -> str:
-        runs = len(self.seeds)
-        return f"{runs} independent runs of {self.recipe.budget.epochs} epochs: " if runs > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -195,9 +210,9 @@ class Qualities:
 
     def repetitions(self) -> list["Qualities"]:
         """The runs in groups that differ only in their seeds; the lowest mean error of all snapshots first."""
-        groups: dict[tuple[Recipe, int], list[Quality]] = {}
+        groups: dict[tuple[Recipe, int, str], list[Quality]] = {}
         for run in self:
-            groups.setdefault((replace(run.recipe, seed=0), len(run.seeds)), []).append(run)
+            groups.setdefault((run.seedless, len(run.seeds), run.remark), []).append(run)
         found = [Qualities(tuple(sorted(group, key=lambda run: run.seeds))) for group in groups.values()]
         return sorted(found, key=lambda group: mean(group.values("all snapshots", "error")))
 
@@ -205,11 +220,11 @@ class Qualities:
         """One number of a predictor, such as `nll`, for each run."""
         return [run[predictor].values[name] for run in self]
 
-    @property
-    def timed(self) -> Quality | None:
-        """The run with the most epochs, then the lowest seed, of those with a history of several snapshots."""
-        found = sorted((run for run in self if len(run.history) > 1), key=lambda run: (-run.epochs, run.seeds))
-        return found[0] if found else None
+    def of(self, recipe: Recipe) -> "Qualities":
+        """The runs of a recipe, lowest seed first; those with a remark only if there are no others."""
+        every = self.among(seedless=replace(recipe, seed=0), pooled=False)
+        found = every.among(remark="") or every
+        return Qualities(tuple(sorted(found, key=lambda run: run.seeds)))
 
 
 def read(folder: Path) -> Qualities:

@@ -61,10 +61,10 @@ def timeline(run: Quality, published_percent: float) -> str:
         for snapshots, moment in enumerate(run.history, 1)
     ]
     head = ("minutes", "snapshots", "this snapshot alone: error, %", "all snapshots so far: error, %")
-    first = next((moment for moment in run.history if 100 * moment.error_so_far < published_percent), None)
+    first = run.seconds_below(published_percent)
     below = f"below {published_percent:.2f} %, the paper's lowest error on {names.DATASETS[run.dataset]}"
-    when = f"never {below}" if first is None else f"{below}, for the first time after {first.seconds / 60:.1f} minutes"
-    about = f"{run.words}; {run.epochs} epochs, {run.images:,} images, seed {' and '.join(map(str, run.seeds))}"
+    when = f"never {below}" if first is None else f"{below}, for the first time after {first / 60:.1f} minutes"
+    about = f"{run.words}; {run.epochs} epochs, {run.images:,} images, seed {run.recipe.seed}"
     verdict = f"Measured at the end of each cycle, the error of all snapshots so far is {when}."
     return f"{verdict} Run: {about}.\n\n{_aligned(head, rows)}"
 

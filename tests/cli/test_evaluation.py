@@ -104,9 +104,7 @@ def test_a_choice_that_raises_the_nll_of_other_examples_is_named_with_its_remedy
 def test_a_choice_that_is_worse_within_the_noise_is_not_advised_against(folder, capsys):
     rng = np.random.default_rng(0)
     scores = torch.tensor(rng.normal(size=(400, 3))).log_softmax(-1)
-    labels = [
-        rng.choice(3, p=row) for row in scores.exp().numpy()
-    ]  # exact probabilities
+    labels = [rng.choice(3, p=row) for row in scores.exp().numpy()]  # exact probabilities
     members = tuple((Snapshots(folder).identity["run"], step) for step in (4, 8, 12))
     Outputs(members, scores.half().expand(3, 400, 3).numpy(), np.array(labels)).save(folder, "held_out")
     assert main(["combine", str(folder), "--no-exit"]) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from snapens import Combination
 from snapens.cli import main
-from snapens.errors import ArgumentError
+from snapens.errors import ArgumentError, MismatchError
 from snapens.lab.records.run import Run
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -26,7 +26,8 @@ def train(data, run, *more):
 
 def measured(monkeypatch, data, out, *arguments):
     """The JSON of one call of the script, by the names of its files."""
-    monkeypatch.setattr("sys.argv", ["quality.py", *arguments, "--data", data, "--device", "cpu", "--out", str(out)])
+    common = ["--commit", "abc", "--device", "cpu"]  # git does not know this commit
+    monkeypatch.setattr("sys.argv", ["quality.py", *arguments, "--data", data, "--out", str(out), *common])
     runpy.run_path(str(BENCH / "quality.py"), run_name="__main__")
     return {path.name: json.loads(path.read_text()) for path in out.iterdir()}
 
@@ -52,7 +53,7 @@ def other(trained, tmp_path_factory):
 
 def test_every_predictor_of_a_run_is_measured(trained, tmp_path, monkeypatch, capsys):
     (data, run), out = trained, tmp_path / "out"
-    [found] = measured(monkeypatch, data, out, run, "--outside", "arrays", "--commit", "abc").values()
+    [found] = measured(monkeypatch, data, out, run, "--outside", "arrays").values()
     assert "weight average" in capsys.readouterr().out
 
     p, labels = Run(run).outputs().probabilities, Y[60:]
@@ -126,6 +127,39 @@ def test_only_runs_that_differ_in_their_seeds_are_pooled(trained, tmp_path, monk
     for second in (run, smoothed):
         with pytest.raises(ArgumentError, match=r"runs must have different seeds and no other difference, got .*run, "):
             measured(monkeypatch, data, tmp_path / "out", run, second, "--together")
+
+
+@pytest.mark.parametrize(("name", "value"), [("pack", 2), ("device", "another GPU"), ("torch", "2.0")])
+def test_the_times_of_runs_in_a_pack_or_on_other_hardware_are_not_added(
+    trained, other, tmp_path, monkeypatch, name, value
+):
+    data, run = trained
+    finish_event = Run.finish_event.fget
+
+    def changed(run):
+        return finish_event(run) | ({name: value} if str(run.path) == other else {})
+
+    monkeypatch.setattr(Run, "finish_event", property(changed))
+    with pytest.raises(ArgumentError, match=rf"trained one at a time \(pack 1\) on the same .*'{name}': '?{value}"):
+        measured(monkeypatch, data, tmp_path / "out", run, other, "--together")
+
+
+def test_the_commit_must_be_that_of_the_code_that_trained_the_run(trained, tmp_path, monkeypatch):
+    data, run = trained
+    monkeypatch.setattr("snapens.lab.paper.ledger.is_of_commit", lambda run, commit: False)
+    with pytest.raises(MismatchError, match=r"commit must be that of the code that trained .*run, got abc"):
+        measured(monkeypatch, data, tmp_path / "out", run)
+
+
+def test_results_of_another_commit_are_not_replaced(trained, tmp_path, monkeypatch):
+    data, run = trained
+    [name] = measured(monkeypatch, data, tmp_path, run)
+    assert list(measured(monkeypatch, data, tmp_path, run)) == [name]  # the same commit
+    before = (tmp_path / name).read_text().replace('"abc"', '"def"')
+    (tmp_path / name).write_text(before)
+    with pytest.raises(ArgumentError, match=r"no results of another commit, got .*json of commit def: remove it"):
+        measured(monkeypatch, data, tmp_path, run)
+    assert (tmp_path / name).read_text() == before
 
 
 def test_a_run_that_is_not_finished_is_rejected(trained, tmp_path, monkeypatch):

@@ -67,7 +67,9 @@ def test_the_script_collects_the_seeds_of_each_recipe(tmp_path, monkeypatch):
     assert main(["sweep", *settings, "--epochs", "2", "4", "--seed", "3", "1", *places]) == 0
 
     out = tmp_path / "new/study.json"
-    monkeypatch.setattr("sys.argv", [str(BENCH), str(tmp_path / "runs"), "--hardware", "a CPU", "--out", str(out)])
+    monkeypatch.setattr(
+        "sys.argv", [str(BENCH), str(tmp_path / "runs"), "--commit", "abc", "--hardware", "a CPU", "--out", str(out)]
+    )
     runpy.run_path(str(BENCH), run_name="__main__")
     found = json.loads(out.read_text())["recipes"]
     assert [one["recipe"]["budget"]["epochs"] for one in found] == [2, 4]

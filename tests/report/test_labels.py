@@ -52,7 +52,7 @@ STRONG = ("mirror", "trivialaugment", "cutout=16")
             {"cycles": 1, "transforms": STRONG[::-1]},
             "one cosine, order of transforms: cutout and TrivialAugment and mirroring",
         ),
-        ({"cycles": 1, "network": "wrn16x8"}, "one cosine, network name: wrn16x8"),
+        ({"cycles": 1, "network": "wrn16x8"}, "one cosine, WRN-16-8"),
         ({"cycles": 1, "dataset": "cifar10"}, "one cosine"),  # the preset of CIFAR-10 is the same
     ],
 )
