@@ -177,10 +177,10 @@ def choices() -> dict[str, object]:
     for run in found:
         recipe, (dropped, weighted) = Recipe.of(run["recipe"]), (run["choices"][name] for name in CHOICES)
         kept = [str(member) for member in dropped["members"]]
-        seed = f", seed {recipe.seed}" if recipe.seed else ""
+        label = f"{names.NETWORKS[recipe.network.name]}, {recipe.budget.epochs} epochs: {labels.words(recipe)}"
         rows.append(
             {
-                "run": f"{names.NETWORKS[recipe.network.name]}, {recipe.budget.epochs} epochs: {labels.words(recipe)}{seed}",
+                "run": f"{label}, seed {recipe.seed}" if recipe.seed else label,
                 "members kept after dropping": "all" if len(kept) == run["members"] else ", ".join(kept),
                 "test NLL gain of dropping": gain(dropped, "test_nll"),
                 "weights, oldest first": ", ".join(f"{weight:.2f}" for weight in weighted["weights"]),
