@@ -90,6 +90,15 @@ def replace_forward(model):
     model.forward = lambda x: before(x / 2)
 
 
+def hook_that_refers_to_the_model(model):
+    model.b.register_forward_hook(lambda module, inputs, output: model.act(output))
+
+
+def lambda_that_refers_to_a_method(model):
+    encode = model.encode
+    model.twice = lambda x: encode(encode(x))
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -97,13 +106,15 @@ def replace_forward(model):
         (compile_method, "'encode'"),
         (compile_forward_of_a_child, "'a.forward'"),
         (replace_forward, "'forward'"),
+        (hook_that_refers_to_the_model, "'b._forward_hooks'"),
+        (lambda_that_refers_to_a_method, "'twice'"),
     ],
 )
 def test_a_model_whose_copies_would_use_the_live_weights_is_rejected(change, name):
     store, networks = trained(Encoder)
     model = Encoder()
     change(model)
-    with pytest.raises(ArgumentError, match=f"model must have only methods .*, got {name}, .*: use model.compile()"):
+    with pytest.raises(ArgumentError, match=f"model must have only functions .*, got {name}, .*: use model.compile()"):
         Ensemble(store, model)
     with pytest.raises(ArgumentError, match="pass another instance of the architecture"):
         Soups(model, store, held_out=[])
@@ -117,6 +128,9 @@ def test_methods_that_a_copy_uses_with_its_own_weights_are_accepted():
     model.forward = model.forward  # bound, and copied as such
     model.a.forward = types.MethodType(lambda self, x: nn.Linear.forward(self, x), model.a)
     model.b.forward = functools.partial(nn.Linear.forward, model.b)
+    half = 1.0
+    model.a.register_forward_hook(lambda module, inputs, output: output * half + later)
+    later = 0.0
     torch.testing.assert_close(Ensemble(store, model)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
 
 

@@ -1,6 +1,7 @@
 """Replicas: copies of a model that hold the members of an ensemble."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from threading import RLock
 from typing import Any
@@ -145,11 +146,15 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
     try:
         copy = deepcopy(unwrap(model))
     except Exception as error:
-        raise ArgumentError(f"model must support copy.deepcopy, got {error}: pass another instance") from error
-    if shared := list(_live_methods(unwrap(model), copy)):
         raise ArgumentError(
-            f"model must have only methods that a copy can use with its own weights, got {shared[0]!r}, which was "
-            "compiled or replaced in place: use model.compile(), or pass another instance of the architecture"
+            f"model must support copy.deepcopy, got {error}: pass another instance, or replace "
+            "torch.nn.utils.weight_norm with torch.nn.utils.parametrizations.weight_norm"
+        ) from error
+    if shared := list(_live_functions(unwrap(model), copy)):
+        raise ArgumentError(
+            f"model must have only functions that a copy can use with its own weights, got {shared[0]!r}, which was "
+            "compiled or replaced in place, or refers to the model: use model.compile(), use methods instead of "
+            "functions inside __init__, or pass another instance of the architecture"
         )
     return copy.to(device).eval()
 
@@ -158,8 +163,6 @@ def check_device(device: torch.device | str) -> None:
     """Reject a device that torch does not know, or cannot use on this machine."""
     try:
         torch.empty(0, device=device)
-    except torch.OutOfMemoryError:
-        raise
     except (AssertionError, RuntimeError) as error:  # torch raises the first if it was built without the device
         reason = str(error).strip().partition("\n")[0]
         raise ArgumentError(
@@ -168,14 +171,30 @@ def check_device(device: torch.device | str) -> None:
         ) from error
 
 
-def _live_methods(model: nn.Module, copy: nn.Module) -> Iterator[str]:
-    """The methods in a copy that call the model: `deepcopy` copies bound methods, but not functions around them."""
+def _live_functions(model: nn.Module, copy: nn.Module) -> Iterator[str]:
+    """The functions in a copy that call the model: `deepcopy` copies bound methods, but no other functions."""
+    live = {id(module) for module in model.modules()}
     for (path, one), other in zip(model.named_modules(), copy.modules(), strict=False):
-        for name, value in vars(one).items():
-            compiled = getattr(value, "_torchdynamo_orig_callable", None)
-            calls_a_module = name == "forward" or isinstance(getattr(compiled, "__self__", None), nn.Module)
-            if calls_a_module and vars(other).get(name) is value:
+        of_copy = dict(_attributes_and_hooks(other))
+        for place, function in _attributes_and_hooks(one):
+            name, _ = place
+            if of_copy.get(place) is function and (name == "forward" or any(id(m) in live for m in _owners(function))):
                 yield f"{path}.{name}".lstrip(".")
+
+
+def _attributes_and_hooks(module: nn.Module) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """The values in a module by name and, for hooks, their key."""
+    for name, value in vars(module).items():
+        hooks = value if name.endswith("_hooks") and isinstance(value, dict) else {None: value}
+        yield from (((name, key), one) for key, one in hooks.items())
+
+
+def _owners(function: Any) -> Iterator[Any]:
+    """The objects whose method was compiled into a function, or that it refers to in its closure."""
+    yield getattr(getattr(function, "_torchdynamo_orig_callable", None), "__self__", None)
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable without a value yet
+            yield getattr(cell.cell_contents, "__self__", cell.cell_contents)
 
 
 def misfits(stored: Mapping[str, Entry | Tensor], live: Mapping[str, Tensor]) -> list[str]:
