@@ -340,7 +340,8 @@ def test_after_weights_were_rejected_only_a_run_that_continued_warns(net, caplog
 def test_the_end_of_a_forked_process_does_not_warn():
     program = (
         "import os, sys, torch, snapens; net = torch.nn.Linear(1, 1)\n"
-        "e = snapens.SnapshotEnsembler(net, torch.optim.SGD(net.parameters(), 0.1), snapens.CyclicCosine(1, 1))\n"
+        "e = snapens.SnapshotEnsembler(net, torch.optim.SGD(net.parameters(), 0.1), snapens.CyclicCosine(2, 1))\n"
+        "e.step()\n"
         "if os.fork() == 0: sys.exit()\n"
         "os.wait(); e.step()"
     )
