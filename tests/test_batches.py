@@ -1,6 +1,6 @@
 """Which inputs, labels and scores an ensemble finds in a batch and in the output of a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from snapens import Combination, Ensemble
+from snapens import Combination, Ensemble, uncertainty
 from snapens.batches import arguments
 from snapens.errors import ArgumentError
+from snapens.predict import Predictor
 
 
 @dataclass
@@ -193,7 +194,6 @@ class Shrinking:
         ((x for x in [X]), "got generator"),
         (DataLoader(TensorDataset(X), batch_sampler=BatchSampler(RandomSampler(X), 5, False)), "got a RandomSampler"),
         (Shrinking([X[:5], X[:1], X[:5]]), "the same batches, at least one, for every member"),
-        (DataLoader(TensorDataset(X), shuffle=True), "got a RandomSampler: use shuffle=False or resident=True"),
         (Shrinking([X, X]), "the same batches, at least one, for every member"),
     ],
 )
@@ -271,15 +271,23 @@ def test_resident_members_read_and_prepare_each_batch_once(make_net, threshold):
     assert (data.reads, len(calls)) == (20, 6)
 
 
-def test_resident_members_accept_an_iterator_and_a_loader_that_shuffles(make_net):
+def test_resident_members_accept_an_iterator(make_net):
     store, networks = trained(make_net)
-    ensemble = Ensemble(store, make_net())
-    torch.testing.assert_close(ensemble.predict(iter([X[:7], X[7:]])).double(), mean_of(networks), atol=1e-6, rtol=0)
-    loader = DataLoader(TensorDataset(X, torch.arange(10)), 4, shuffle=True)
+    found = Ensemble(store, make_net()).predict(iter([X[:7], X[7:]]))
+    torch.testing.assert_close(found.double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+def test_a_loader_that_shuffles_is_accepted_only_where_its_labels_are_kept(make_net):
+    store, networks = trained(make_net)
+    ensemble, loader = Ensemble(store, make_net()), DataLoader(TensorDataset(X, torch.arange(10)), 4, shuffle=True)
+    with pytest.raises(ArgumentError, match=r"in the order of the data, .* got a RandomSampler: use .* or outputs\(\)"):
+        ensemble.predict(loader)
     order = []
-    found = ensemble.predict(loader, inputs=lambda batch: order.extend(batch[1].tolist()) or batch[0])
+    outputs = ensemble.outputs(loader, targets=lambda batch: order.extend(batch[1].tolist()) or batch[1] % 3)
     assert sorted(order) == list(range(10))
-    torch.testing.assert_close(found.double(), mean_of(networks)[order], atol=1e-6, rtol=0)
+    assert np.abs(outputs.probabilities.mean(0) - mean_of(networks)[order].numpy()).max() < 1e-3
+    with pytest.raises(ArgumentError, match=r"same order for every member .* use shuffle=False or resident=True"):
+        Ensemble(store, make_net(), resident=False).outputs(loader)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -300,6 +308,42 @@ def test_a_model_may_change_its_input_in_place(make_net, resident, nested):
     for found in (called, predicted, torch.from_numpy(outputs.probabilities).mean(0)):
         torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=0)  # outputs are stored in half precision
     assert torch.equal(x, X)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.6])
+def test_a_model_may_change_its_input_in_place_in_each_fast_prediction(make_net, threshold):
+    class Standardised(type(make_net())):
+        def forward(self, x):
+            return super().forward(x.sub_(1.0))
+
+    store, _ = trained(make_net)
+    combination, x = Combination.last(3).among(store.members), X.clone()
+    combination = replace(combination, exit_threshold=threshold)
+    expected = Ensemble(store, make_net(), combination=combination).predict([X - 1])
+    ensemble = Ensemble(store, Standardised(), combination=combination)
+    for found in (torch.from_numpy(uncertainty.predict(ensemble, x).probabilities), Predictor(ensemble, x)(x)[0]):
+        torch.testing.assert_close(found.float(), expected, atol=1e-6, rtol=0)
+    assert torch.equal(x, X)
+
+
+class Shifted(nn.Module):
+    """Changes its input in place."""
+
+    def forward(self, x):
+        return x.sub_(1.0)
+
+
+def test_preprocessing_may_change_its_input_in_place(make_net, resident):
+    store, networks = trained(make_net)
+    x, batches = X.clone(), [X[:4].clone(), X[4:].clone()]
+    ensemble, expected = Ensemble(store, make_net(), preprocess=Shifted(), resident=resident), mean_of(networks, X - 1)
+    predictions = [ensemble(x), ensemble.predict(batches)]
+    if resident:
+        predictions += [torch.from_numpy(uncertainty.predict(ensemble, x).probabilities), Predictor(ensemble, x)(x)[0]]
+    for found in predictions:
+        torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+    assert torch.equal(x, X)
+    assert torch.equal(torch.cat(batches), X)
 
 
 class Graph:

@@ -34,6 +34,13 @@ def rows(value: Any, index: Tensor, examples: int) -> Any:
     return _nested(value, has_rows, lambda tensor: tensor[index.to(tensor.device)])
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and mappings."""
+    found: list[Tensor] = []
+    _nested(value, lambda item: isinstance(item, Tensor), found.append)
+    return found
+
+
 def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments for a model, on the device: a mapping gives keyword arguments, a plain or named tuple several."""
     inputs = _nested(inputs, _moves_itself, lambda item: item.to(device))

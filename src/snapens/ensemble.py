@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .activation import Activation, check_softmax, log_probabilities, probabilities
-from .batches import arguments, class_scores, each, first, joined, scores, second
+from .batches import arguments, class_scores, each, first, joined, scores, second, separate, tensors_in
 from .combination import Combination, Member
 from .errors import ArgumentError
-from .loaders import Arguments, Progress, Visit, read
+from .loaders import Arguments, Progress, Visit, check_order, read
 from .outputs import Outputs
 from .pool import ONE_ROW, Pool, logarithm, tempered
 from .replicas import Replicas
@@ -169,6 +169,7 @@ class Ensemble(nn.Module):
         read, with the number of batches read so far and in total (None if unknown): a loader of 10 batches has a
         total of 10 for resident members, and of 30 for three streamed members.
         """
+        check_order(loader, "in the order of the data, because predictions have no labels", "outputs()")
         pools: list[Pool] = []
 
         def add(member: Member, share: float, k: int, given: Arguments, batch: Any) -> Any:
@@ -179,8 +180,8 @@ class Ensemble(nn.Module):
             try:
                 output = self._output(member, *undecided)
             except (RuntimeError, ArgumentError) as error:
-                if undecided is given or isinstance(error, torch.OutOfMemoryError):
-                    raise
+                if undecided is given or isinstance(error, torch.OutOfMemoryError) or len(tensors_in(given)) == 1:
+                    raise  # the rows of a single tensor are never wrong
                 raise ArgumentError(
                     "inputs must have one row per example for early exit, but the model failed for some rows of a "
                     f"batch ({error}): use {ONE_ROW}, or exit_threshold=None"
@@ -256,7 +257,10 @@ class Ensemble(nn.Module):
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of the members."""
-        return (args, kwargs) if self.preprocess is None else ((self.preprocess(*args, **kwargs),), {})
+        if self.preprocess is None:
+            return args, kwargs
+        args, kwargs = separate((args, kwargs))  # it may change them, as a member may
+        return (self.preprocess(*args, **kwargs),), {}
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.activated(scores(self._replicas.output(member, args, kwargs)))

@@ -36,7 +36,7 @@ def read(
     """
     check_batches(loader)
     if len(passes) > 1:
-        check_order(loader)
+        check_repeatable(loader)
     batches, done, before = count(loader), 0, None
     for members in passes:
         seen = []
@@ -61,19 +61,24 @@ def check_batches(loader: Iterable[Any]) -> None:
         )
 
 
-def check_order(loader: Iterable[Any]) -> None:
+def check_repeatable(loader: Iterable[Any]) -> None:
     """Reject a loader that cannot be repeated in the same order, for streamed members: each reads all batches again."""
     if isinstance(loader, Iterator):
         raise ArgumentError(
             f"loader must be readable once per member if members are streamed, got {type(loader).__name__}: "
             "pass a DataLoader or a list, or use resident=True"
         )
+    check_order(loader, "in the same order for every member if members are streamed", "resident=True")
+
+
+def check_order(loader: Iterable[Any], rule: str, remedy: str) -> None:
+    """Reject a DataLoader that shuffles."""
     if isinstance(loader, DataLoader):
         for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
             if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
+                name = type(sampler).__name__
                 raise ArgumentError(
-                    "loader must yield its batches in the same order for every member if members are streamed, "
-                    f"got a {type(sampler).__name__}: use shuffle=False or resident=True"
+                    f"loader must yield its batches {rule}, got a {name}: use shuffle=False or {remedy}"
                 )
 
 

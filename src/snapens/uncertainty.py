@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import metrics
 from .activation import require_classes
-from .batches import class_scores
+from .batches import class_scores, separate
 from .ensemble import Ensemble
 from .pool import Pool
 from .prediction import tempered
@@ -46,14 +46,14 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
     """
     combination, pool = ensemble.combination, Pool(ensemble.combination.exit_threshold)
     if ensemble.preprocess is not None:
-        inputs = ensemble.preprocess(inputs)
+        inputs = ensemble.preprocess(separate(inputs))
     used, weights, inside = np.zeros(len(inputs), np.int64), np.zeros(len(inputs)), np.zeros(len(inputs))
     for member, share in list(zip(ensemble.members, combination.shares, strict=True))[::-1]:
         if (undecided := pool.undecided(inputs)) is None:
             break
         # numpy would take a tensor of one element for an integer
         rows = pool.rows if isinstance(pool.rows, slice) else pool.rows.numpy()
-        output = ensemble.activated(class_scores(member(undecided), ensemble.dim)).cpu()
+        output = ensemble.activated(class_scores(member(separate(undecided)), ensemble.dim)).cpu()
         require_classes(output)
         used[rows] += 1
         weights[rows] += share

@@ -137,6 +137,19 @@ def test_a_soup_is_not_changed_by_a_later_one(soups):
     assert found.model.weight[0].tolist() == [1, 1, 2, 0.5]
 
 
+def test_a_model_may_change_its_input_in_place():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(2.0))
+
+    states = [{"weight": torch.randn(3, 4), "bias": torch.randn(3)} for _ in range(3)]
+    x, labels = torch.randn(50, 4), torch.arange(50) % 3
+    expected = Soups(nn.Linear(4, 3), states, held_out=[(2 * x, labels)])
+    found = Soups(Doubled(4, 3), states, held_out=[(x.clone(), labels)])
+    for members in ((0,), (1,), (2,), (0, 1), (0, 2)):
+        assert found.error(*members) == expected.error(*members)
+
+
 def test_inputs_and_labels_can_be_selected_from_a_batch():
     batch = {"x": torch.eye(4), "y": torch.zeros(4, dtype=torch.long)}
     model = nn.Linear(4, 2, bias=False)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import arguments, first, scores, second
+from ..batches import arguments, first, scores, second, separate
 from ..batchnorm import estimated_statistics, norms
 from ..errors import ArgumentError, BarrierError, MismatchError, shortened
 from ..replicas import copied, misfits
@@ -156,7 +156,7 @@ class Soups:
 
     def _output(self, batch: Any) -> Tensor:
         device = next(iter(tensors(self._model).values())).device
-        args, kwargs = arguments(self._inputs(batch), device)
+        args, kwargs = separate(arguments(self._inputs(batch), device))
         output = scores(self._model(*args, **kwargs))
         if not isinstance(output, Tensor) or output.ndim < 2 or output.shape[-1] < 2:
             shown = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else "a mapping"

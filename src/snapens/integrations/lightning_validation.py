@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError
-from ..loaders import check_order
+from ..loaders import check_repeatable
 from ..prediction import Prediction
 
 log = logging.getLogger("snapens")
@@ -83,7 +83,7 @@ class Batches:
         """Set the Trainer to validation for the hooks of the module, and restore the random state afterwards."""
         if isinstance(self._loader, (list, tuple, dict)):
             raise ArgumentError(f"the Trainer must have one validation loader, got {len(self._loader)}")
-        check_order(self._loader)
+        check_repeatable(self._loader)
         device = self._trainer.strategy.root_device
         python, numpy = random.getstate(), np.random.get_state()
         self._trainer.validating = True

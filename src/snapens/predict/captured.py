@@ -83,7 +83,7 @@ class Captured:
         """Allocate what graphs read and write; the last row of a buffer is for rows that are not used."""
         rows, device = self._sizes[-1] + 1, self._device
         with self._precision():
-            classes = probabilities(self._networks[0](example[:1])).shape[1]
+            classes = probabilities(self._networks[0], example[:1]).shape[1]
         like = example[:1].expand(rows, *example.shape[1:])
         self._inputs = [like.clone(memory_format=layout_of(example)) for _ in range(2)]  # of even and odd members
         self._positions = torch.arange(rows, device=device)
@@ -179,7 +179,7 @@ class Captured:
     def _weighted(self, k: int, inputs: Tensor) -> Tensor:
         """Write the weighted probabilities of member k to `_found`."""
         with self._precision():
-            found = probabilities(self._networks[k](inputs))
+            found = probabilities(self._networks[k], inputs)
         return torch.mul(found, self._plan.weights[k], out=self._found[k, : len(inputs)])
 
 

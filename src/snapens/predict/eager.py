@@ -26,6 +26,6 @@ class Eager:
                 break
             used[pool.rows] = k
             with self._precision():
-                found = probabilities(network(undecided))
+                found = probabilities(network, undecided)
             pool.add(found, weight)
         return self._plan.tempered(pool.mean), used

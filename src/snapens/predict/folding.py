@@ -26,7 +26,7 @@ def folded(network: nn.Module, example: Tensor, *, kernels: bool = False) -> nn.
     exact = deepcopy(network).double()
     inputs = example.double() if example.is_floating_point() else example
     try:
-        expected = scores(exact(inputs))
+        expected = scores(exact(inputs.clone()))
         traced = fx.symbolic_trace(exact)
         _remove_unused(traced)
         _fold(traced)
@@ -34,7 +34,7 @@ def folded(network: nn.Module, example: Tensor, *, kernels: bool = False) -> nn.
             fuse(traced)
         traced.delete_all_unused_submodules()
         traced.recompile()
-        found = scores(traced(inputs))
+        found = scores(traced(inputs.clone()))
     except Exception:  # code of the user, which can raise anything: it runs as it is, without folding
         return network
     if not isinstance(found, Tensor) or not torch.allclose(

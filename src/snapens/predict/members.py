@@ -43,7 +43,7 @@ def set_channels_last(networks: Sequence[nn.Module], example: Tensor, precision:
     _store(convolutions, torch.channels_last)
     try:
         with precision():
-            networks[0](example.contiguous(memory_format=torch.channels_last))
+            networks[0](example.clone(memory_format=torch.channels_last))
     except RuntimeError:
         _store(convolutions, torch.contiguous_format)
         return False

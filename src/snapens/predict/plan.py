@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batches import class_scores
 from ..combination import Combination
@@ -35,6 +34,6 @@ class Plan:
         return tempered(mean, self.temperature)
 
 
-def probabilities(output: Any) -> Tensor:
-    """The softmax of the output of a member, (batch, classes) in float32."""
-    return class_scores(output).to(torch.float32).softmax(-1)
+def probabilities(member: nn.Module, inputs: Tensor) -> Tensor:
+    """The softmax of the scores of a member, (batch, classes) in float32; the member gets a copy of the inputs."""
+    return class_scores(member(inputs.clone())).to(torch.float32).softmax(-1)

@@ -94,7 +94,7 @@ class Predictor:
         precision = partial(torch.autocast, self.device.type, **reduced)
         networks = [prepared(member, self._example, self.dtype, accelerate) for member in members[::-1]]
         with precision():
-            check_softmax(class_scores(networks[0](self._example)), -1)
+            check_softmax(class_scores(networks[0](self._example.clone())), -1)
         if set_channels_last(networks, self._example, precision):
             self._example = self._example.contiguous(memory_format=torch.channels_last)
         if self.device.type == "cuda":
@@ -124,7 +124,7 @@ class Predictor:
         """The inputs of the members, from those of the ensemble."""
         if self._preprocess is None or not isinstance(inputs, Tensor):
             return inputs
-        return self._preprocess(inputs.to(self.device))
+        return self._preprocess(inputs.to(self.device, copy=True))
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Make the GPU of the ensemble the current one: kernels are launched there."""
