@@ -459,7 +459,10 @@ class Uncopyable(nn.Linear):
             lambda store, net: Ensemble(store, net, activation="sigmoid"),
             "activation must be 'softmax', None or a callable",
         ),
-        (lambda store, net: Ensemble(store, net, combination=3), "combination must be a Combination, got 3"),
+        (
+            lambda store, net: Ensemble(store, net, combination=3),
+            "combination must be a Combination, got 3: Combination.load",
+        ),
         (
             lambda store, net: Ensemble(store, net, last=1, combination=Combination.last(1)),
             "last must not be given together with a combination, got 1",
@@ -467,13 +470,14 @@ class Uncopyable(nn.Linear):
         (lambda store, net: Ensemble([], net), "snapshots must be a Snapshots or a list of them, got []"),
         (lambda store, net: Ensemble(store, net.to("meta")), "on the meta device"),
         (lambda store, net: Ensemble(store, type(net)), "model must be an instance of the architecture, got <class"),
+        (lambda store, net: Ensemble(store, lambda: net), ": pass Net(), not Net"),
         (lambda store, net: Ensemble.load("memory://b/x", net), "path must be a local folder, got the URL"),
         (lambda store, net: Ensemble("runs/a", net), "got 'runs/a': use Ensemble.load for a path"),
         (lambda store, net: Ensemble(store, net, activation={"a": None}), "activation must be 'softmax', None or"),
         (lambda store, net: Ensemble(store, net, resident=False)(X.clone().requires_grad_()), "resident must be True"),
         (
             lambda store, net: Ensemble(store, Uncopyable(1, 1)),
-            "model must support copy.deepcopy, got only leaves can be copied: pass another instance",
+            "model must support copy.deepcopy, got only leaves can be copied: pass another instance, or replace",
         ),
     ],
 )

@@ -233,8 +233,16 @@ def test_snapshot_steps_of_a_users_own_schedule_must_ascend_to_the_end(net):
 def test_arguments_of_the_wrong_kind_are_rejected(net):
     with pytest.raises(ArgumentError, match="model must be an instance of Module, got SGD"):
         SnapshotEnsembler(sgd(net), net, SCHEDULE)
-    with pytest.raises(ArgumentError, match="schedule must be an instance of Schedule, got 100"):
+    with pytest.raises(
+        ArgumentError, match=r"schedule must be .* Schedule, got 100: pass CyclicCosine\(total_steps, cy"
+    ):
         SnapshotEnsembler(net, sgd(net), 100)
+    with pytest.raises(
+        ArgumentError, match=r"on_restart must be a function, got 'reset': pass fresh_weights\(build\), "
+    ):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, on_restart="reset")
+    with pytest.raises(ArgumentError, match=r"keep must be a function, got 'ema': pass a function .*, or a module"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE, keep="ema")
     for wrong in (None, [sgd(net)]):
         with pytest.raises(ArgumentError, match=r"optimizer must be one .*Optimizer, got (NoneType|list): pass it"):
             SnapshotEnsembler(net, wrong, SCHEDULE)
@@ -242,6 +250,13 @@ def test_arguments_of_the_wrong_kind_are_rejected(net):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, store=3)
     with pytest.raises(MismatchError, match=r"state must be what state_dict\(\) returned, got the keys \['a'\]"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE).load_state_dict({"a": 1})
+
+
+def test_an_ensembler_shows_its_progress_and_its_store(net, tmp_path):
+    optimizer = sgd(net)
+    ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, store=tmp_path)
+    train(net, optimizer, ensembler, 5)
+    assert repr(ensembler) == f"SnapshotEnsembler(step=5, total_steps=12, store=Snapshots({str(tmp_path)!r}))"
 
 
 def test_a_finished_run_releases_its_folder_and_can_return_to_a_checkpoint(net, tmp_path):

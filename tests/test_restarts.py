@@ -156,6 +156,14 @@ def test_fresh_weights_reject_a_kept_module_with_other_tensors(make_net):
         train(net, optimizer, ensembler, 4)
 
 
+@pytest.mark.parametrize("factory", [nn.Linear(1, 1), "Net"])
+def test_fresh_weights_need_a_function_that_builds_a_model(factory):
+    with pytest.raises(
+        ArgumentError, match=r"factory must be a function or class that builds a new model, got .*: pass Net"
+    ):
+        fresh_weights(factory)
+
+
 def test_fresh_weights_of_another_architecture_are_rejected(net):
     optimizer = sgd(net)
     ensembler = SnapshotEnsembler(net, optimizer, SCHEDULE, on_restart=fresh_weights(lambda: nn.Linear(1, 1)))

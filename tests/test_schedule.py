@@ -216,7 +216,10 @@ def test_a_schedule_of_your_own_has_a_table_too():
         (lambda: CyclicCosine(12, 0), "cycles must be a whole number of at least 1, got 0"),
         (lambda: CyclicCosine(12, 1.5), "cycles must be a whole number of at least 1, got 1.5"),
         (lambda: CyclicCosine(0, 1), "total_steps must be a whole number of at least 1, got 0"),
-        (lambda: CyclicCosine(12.0, 3), "total_steps must be a whole number of at least 1, got 12.0"),
+        (
+            lambda: CyclicCosine(12.0, 3),
+            "total_steps must be a whole number of at least 1, got 12.0: use int(), or // for a division",
+        ),
         (lambda: CyclicCosine(12, True), "cycles must be a whole number of at least 1, got True"),
         (lambda: StepDecay(torch.tensor(1.5)), "total_steps must be a whole number of at least 1, got tensor(1.5"),
         (lambda: CyclicCosine(3, 4), "cycles=4 after warmup_steps=0, got 3: use total_steps=4 or cycles=3"),

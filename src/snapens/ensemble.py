@@ -107,7 +107,9 @@ class Ensemble(nn.Module):
     @combination.setter
     def combination(self, combination: Combination) -> None:
         if not isinstance(combination, Combination):
-            raise ArgumentError(f"combination must be a Combination, got {combination!r}")
+            raise ArgumentError(
+                f"combination must be a Combination, got {combination!r}: Combination.load(folder) reads that of a run"
+            )
         if self.activation != "softmax" and (combination.temperature != 1 or combination.exit_threshold is not None):
             raise ArgumentError(
                 "combination must have no temperature and no exit_threshold unless activation is 'softmax', got "

@@ -25,6 +25,10 @@ from .weights import reject_fsdp1, tensors
 
 log = logging.getLogger("snapens")
 
+_FUNCTIONS = {
+    "keep": "pass a function that returns the tensors to store, or a module",
+    "on_restart": "pass fresh_weights(build), noisy_weights(scale), reset_momentum, or a function of the ensembler",
+}
 _UNEQUAL_CYCLES = (
     "; if an earlier version began the run with cycles of unequal length, finish the run with that version"
 )
@@ -83,11 +87,17 @@ class SnapshotEnsembler:
         drive_lr: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        for name, value, kind in (("model", model, nn.Module), ("schedule", schedule, Schedule)):
-            if not isinstance(value, kind):
-                raise ArgumentError(f"{name} must be an instance of {kind.__name__}, got {value!r}")
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"model must be an instance of Module, got {model!r}: pass the network")
+        if not isinstance(schedule, Schedule):
+            raise ArgumentError(
+                f"schedule must be an instance of Schedule, got {schedule!r}: pass CyclicCosine(total_steps, cycles)"
+            )
         if not hasattr(optimizer, "param_groups"):
             raise ArgumentError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}: pass it")
+        for name, function in (("keep", keep), ("on_restart", on_restart)):
+            if function is not None and not callable(function):
+                raise ArgumentError(f"{name} must be a function, got {function!r}: {_FUNCTIONS[name]}")
         if on_nonfinite not in ("raise", "skip"):
             raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         reject_fsdp1(model)
@@ -166,6 +176,10 @@ class SnapshotEnsembler:
         whole = self.keep if isinstance(self.keep, nn.Module) else None
         model = next(one for one in (model, whole, self.model) if one is not None)
         return Ensemble(self.snapshots, model, **{"strict": whole is not None, **options})
+
+    def __repr__(self) -> str:
+        steps = f"step={self.completed}, total_steps={self.schedule.total_steps}"
+        return f"SnapshotEnsembler({steps}, store={self.snapshots!r})"
 
     def close(self) -> None:
         """Release the folder to other writers; the last step and the end of the process do this too."""

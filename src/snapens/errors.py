@@ -71,7 +71,8 @@ def whole_number(argument: str, value: Any, least: int) -> int:
     with suppress(TypeError):
         if not isinstance(value, bool) and (number := index(value)) >= least:
             return number
-    raise ArgumentError(f"{argument} must be a whole number of at least {least}, got {value!r}")
+    remedy = ": use int(), or // for a division" if isinstance(value, float) else ""
+    raise ArgumentError(f"{argument} must be a whole number of at least {least}, got {value!r}{remedy}")
 
 
 def shortened(items: Sequence[str], limit: int = 10, separator: str = ", ") -> str:

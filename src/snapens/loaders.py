@@ -47,8 +47,13 @@ def read(
             done += 1
             if progress is not None:
                 progress(done, None if batches is None else batches * len(passes))
-        if not seen or before not in (None, seen):
-            raise ArgumentError("loader must yield the same batches, at least one, for every member: use a list")
+        if not seen:
+            raise ArgumentError(
+                "loader must yield at least one batch, got none: pass a list or a DataLoader, because a generator can "
+                "be read only once"
+            )
+        if before not in (None, seen):
+            raise ArgumentError("loader must yield the same batches for every member: use a list")
         before = seen
 
 

@@ -23,6 +23,8 @@ class Outputs:
     Examples:
         >>> probabilities = [[[0.9, 0.1]], [[0.4, 0.6]]]  # two members, one example, two classes
         >>> outputs = Outputs((("a", 4), ("a", 8)), np.log(probabilities).astype(np.float16), labels=np.array([0]))
+        >>> outputs
+        Outputs(members=2, examples=1, classes=2, part=None)
         >>> outputs.member_errors
         [0.0, 1.0]
     """
@@ -31,6 +33,10 @@ class Outputs:
     log_probabilities: NDArray[np.float16]
     labels: NDArray[np.int64]
     part: str | None = None
+
+    def __repr__(self) -> str:
+        members, examples, classes = self.log_probabilities.shape
+        return f"Outputs(members={members}, examples={examples}, classes={classes}, part={self.part!r})"
 
     def __post_init__(self) -> None:
         found, labels = self.log_probabilities, self.labels

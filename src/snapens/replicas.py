@@ -131,7 +131,7 @@ def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.M
 def copied(model: nn.Module, device: torch.device | str | None = None, strict: bool = True) -> nn.Module:
     """A copy of the unwrapped model in evaluation mode, which uses none of the model's tensors."""
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be an instance of the architecture, got {model!r}")
+        raise ArgumentError(f"model must be an instance of the architecture, got {model!r}: pass Net(), not Net")
     if device is not None:
         check_device(device)
     if strict:

@@ -25,6 +25,10 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
     This gives the paper's SingleCycle ensemble. Under DDP and FSDP2, all ranks use the weights of rank 0. The module
     passed as `keep` starts from the same weights, and an `AveragedModel` counts from 0 again.
     """
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ArgumentError(
+            f"factory must be a function or class that builds a new model, got {factory!r}: pass Net, not Net()"
+        )
 
     def restart(ensembler: SnapshotEnsembler) -> None:
         fresh, live = tensors(factory()), tensors(ensembler.model)

@@ -150,6 +150,17 @@ def test_a_model_may_change_its_input_in_place():
         assert found.error(*members) == expected.error(*members)
 
 
+def test_the_snapshots_may_be_those_of_a_folder(tmp_path):
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    for step, state in enumerate(STATES, 4):
+        store.commit(step, state)
+    store.close()
+    found = of(str(tmp_path))
+    assert found.members == (4, 5, 6, 7)
+    assert [found.error(step) for step in found.members] == [of(STATES).error(k) for k in range(4)]
+
+
 def test_inputs_and_labels_can_be_selected_from_a_batch():
     batch = {"x": torch.eye(4), "y": torch.zeros(4, dtype=torch.long)}
     model = nn.Linear(4, 2, bias=False)

@@ -207,6 +207,10 @@ def test_an_estimator_that_is_not_fitted_says_so():
         ({"last": 6}, "last must be None or between 1 and cycles=5, got 6"),
         ({"last": 0}, "last must be None or between 1 and cycles=5, got 0"),
         ({"device": "cuda:99"}, "device must be available, got cuda:99, but torch cannot use it ("),
+        (
+            {"optimizer": "sgd"},
+            "optimizer must be a function of the parameters and lr, got 'sgd': pass torch.optim.SGD",
+        ),
         ({"lr": 0.0}, "lr must be a finite number greater than 0, got 0.0"),
         (
             {"module": "mlp"},

@@ -95,6 +95,16 @@ def test_opening_a_missing_folder_to_read_creates_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_runs_that_is_taken_for_a_run_names_some_of_them(tmp_path):
+    for name in ("b", "a"):
+        store = Snapshots(tmp_path / name)
+        store.open_to_write()
+        store.close()
+    expected = rf"holds manifest.json, got {tmp_path}: choose a run in it, such as {tmp_path}/a, {tmp_path}/b$"
+    with pytest.raises(StoreError, match=expected):
+        Snapshots(tmp_path).steps  # noqa: B018
+
+
 def test_a_reader_sees_each_commit(folder):
     reader = Snapshots(folder.path)
     assert reader.steps == ()

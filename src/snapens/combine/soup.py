@@ -7,6 +7,7 @@ snapshots. So this is measured first, and snapshots that are separated by a high
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import torch
@@ -41,10 +42,10 @@ class Soups:
     """Averages the weights of snapshots and measures the errors of the averages.
 
     `model` is any instance of the architecture; it is copied and never changed. `snapshots` are state dicts, named by
-    their positions, or `Snapshots`, named by their steps. BatchNorm statistics of an average are estimated on the
-    batches in `training` (some dozens, augmented as in training); other models do not need them. Errors are measured on
-    the batches in `held_out`: training data that was not trained on, never the test set. `inputs` and `targets` select
-    inputs and labels from a batch.
+    their positions, or `Snapshots` or a run folder, named by their steps. BatchNorm statistics of an average are
+    estimated on the batches in `training` (some dozens, augmented as in training); other models do not need them.
+    Errors are measured on the batches in `held_out`: training data that was not trained on, never the test set.
+    `inputs` and `targets` select inputs and labels from a batch.
 
     Examples:
         >>> states = [{"weight": torch.tensor([[1.0, 0.0], [0.0, w]]), "bias": torch.zeros(2)} for w in (0.2, 1.0)]
@@ -57,7 +58,7 @@ class Soups:
     def __init__(
         self,
         model: nn.Module,
-        snapshots: Snapshots | Sequence[State],
+        snapshots: Snapshots | str | PathLike[str] | Sequence[State],
         *,
         training: Iterable[Any] = (),
         held_out: Iterable[Any],
@@ -70,6 +71,8 @@ class Soups:
                     f"{name} must be batches that can be read several times, got {type(loader).__name__}: "
                     "pass a DataLoader or a list"
                 )
+        if isinstance(snapshots, (str, PathLike)):
+            snapshots = Snapshots(snapshots)
         self.members = tuple(snapshots.steps if isinstance(snapshots, Snapshots) else range(len(snapshots)))
         if not self.members:
             raise ArgumentError("snapshots must contain at least one snapshot or state dict, got none")

@@ -154,6 +154,10 @@ class _SnapshotEstimator(BaseEstimator):
             )
         if self.last is not None and not (isinstance(self.last, Integral) and 1 <= self.last <= self.cycles):
             raise ArgumentError(f"last must be None or between 1 and cycles={self.cycles}, got {self.last!r}")
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise ArgumentError(
+                f"optimizer must be a function of the parameters and lr, got {self.optimizer!r}: pass torch.optim.SGD"
+            )
         if not 0 < self.lr < math.inf:
             raise ArgumentError(f"lr must be a finite number greater than 0, got {self.lr!r}")
 

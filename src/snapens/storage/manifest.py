@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, StoreError
+from ..errors import ArgumentError, StoreError, shortened
 from . import durable, jsonfile, sealed
 from .durable import Digest
 from .sealed import Sealed
@@ -80,8 +80,14 @@ def read(path: Path) -> Sealed[Manifest]:
     try:
         return _parsed(path / "manifest.json", durable.contents(path / "manifest.json"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        found = durable.described(path)
-        raise StoreError(f"store must be a folder that holds manifest.json, got {found}: check the path") from error
+        found, remedy = durable.described(path), run_below(path) or "check the path"
+        raise StoreError(f"store must be a folder that holds manifest.json, got {found}: {remedy}") from error
+
+
+def run_below(path: Path) -> str:
+    """The remedy for a folder that is not a run but contains some; empty if it contains none."""
+    runs = [str(folder) for folder in durable.listed(path) if durable.exists(folder / "manifest.json")]
+    return f"choose a run in it, such as {shortened(runs, limit=3)}" if runs else ""
 
 
 @lru_cache(maxsize=8)  # readers read the disk each time

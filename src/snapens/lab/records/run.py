@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...combination import Combination
 from ...ensemble import Ensemble
-from ...errors import ArgumentError, DamagedError, MismatchError, StoreError, shortened
+from ...errors import ArgumentError, DamagedError, MismatchError, StoreError
 from ...outputs import Outputs
 from ...snapshots import Snapshots
-from ...storage import durable, parts, sealed
+from ...storage import durable, manifest, parts, sealed
 from ...storage.typed import decoded
 from .. import nets
 from ..recipe.preprocessing import Preprocessing, from_flat
@@ -275,8 +275,7 @@ class Run:
 
     def _absent(self, file: str, remedy: str = "check the path") -> StoreError:
         """The error for a folder without a run; that for a folder of several runs names some of them."""
-        if below := runs_below(self.path):
-            remedy = f"choose a run in it, such as {shortened([str(run.path) for run in below], limit=3)}"
+        remedy = manifest.run_below(self.path) or remedy
         return StoreError(f"run must be a folder that holds {file}, got {durable.described(self.path)}: {remedy}")
 
     def _named(self) -> str:
