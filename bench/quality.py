@@ -74,7 +74,7 @@ class Measured:
         held_out = joined([run.outputs("held_out") for run in self.runs]) if self.recipe.dataset.held_out else None
         outside = None
         if self.outside is not None:
-            ensembles = [run.ensemble(raw=False, device=self.device) for run in self.runs]
+            ensembles = [run.ensemble(raw=False, device=self.device, import_network=True) for run in self.runs]
             outside = joined([self._outputs(ensemble, self.outside) for ensemble in ensembles])
         plain = {"last snapshot": Combination(test.members[-1:]), "all snapshots": Combination(test.members)}
         fitted = self._fitted(held_out)
@@ -149,7 +149,8 @@ class Measured:
 
     def _add_network(self, name: str, state: dict[str, Tensor], statistics: bool = True) -> None:
         """Add one network with the given weights."""
-        snapshots, network = Snapshots(), self.run.ensemble(last=1, raw=False, device=self.device).members[0]
+        last = self.run.ensemble(last=1, raw=False, device=self.device, import_network=True)
+        snapshots, network = Snapshots(), last.members[0]
         set_tensors(network, state)
         if statistics:
             transforms = transforms_of(self.recipe, self.placed.data)

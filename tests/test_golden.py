@@ -91,7 +91,7 @@ def test_the_ensemble_of_a_run_predicts_its_outputs_from_pixels(golden, name):
     description = json.loads((golden / name / "recipe.json").read_text())["data"]
     expected = (pixels.astype(np.float32) - np.float32(description["mean"])) / np.float32(description["deviation"])
     assert np.array_equal(run.preprocessing(pixels).numpy(), expected.transpose(0, 3, 1, 2))
-    found = run.ensemble()(torch.from_numpy(pixels)).numpy()
+    found = run.ensemble(import_network=True)(torch.from_numpy(pixels)).numpy()
     assert np.abs(found - run.outputs().probabilities.mean(0)).max() < 2e-3  # outputs are float16
 
 

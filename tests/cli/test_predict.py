@@ -124,7 +124,9 @@ def test_a_combination_is_used_and_said_and_easy_images_use_fewer_members(folder
     )
     used = np.array([row["members_used"] for row in json.loads(out)])
     assert np.array_equal(used == 1, (last >= threshold).numpy())
-    reference = run.ensemble(combination=Combination.load(run.path)).predict([torch.from_numpy(PIXELS)])
+    reference = run.ensemble(combination=Combination.load(run.path), import_network=True).predict(
+        [torch.from_numpy(PIXELS)]
+    )
     found = [row["probability"] for row in json.loads(out)]
     assert found == pytest.approx(reference.max(-1).values.tolist(), abs=1e-6)
 
@@ -303,7 +305,7 @@ def test_no_command_imports_the_network_of_a_run_folder_unless_it_is_told_to(
     made(tmp_path / "own", "named_by_a_recipe:net")
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
-    assert "add --import-network if you trust it" in capsys.readouterr().err
+    assert "if you trust it, add --import-network (in Python, import_network=True)" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
     assert "named_by_a_recipe" not in sys.modules
 

@@ -50,7 +50,8 @@ class Export:
         combination = combination_of(run, self.last)
         if combination is not None and combination.exit_threshold is not None:
             say("early exit is not part of the file: it evaluates all of these members")
-        ensemble = run.ensemble(combination=combination, raw=self.raw_inputs, device="cpu")
+        trusted = self.import_network
+        ensemble = run.ensemble(combination=combination, raw=self.raw_inputs, device="cpu", import_network=trusted)
         suffix = {"onnx": ".onnx", "program": ".pt2"}[self.format]
         path = self.out or Path(f"{run.path.resolve().name}{suffix}")
         example = _raw_examples(run.preprocessing)

@@ -107,13 +107,8 @@ def import_from_here(networks: Iterable[str]) -> None:
 
 def import_network_of(run: "Run", allowed: bool) -> None:
     """Allow the network that a run folder names as module:callable to be imported, if the user agrees."""
-    name = run.recipe.network.name
-    if nets.is_own(name) and not allowed:
-        raise ArgumentError(
-            f"import_network must be given for the network {name!r} of {run.path}, which is code that would be "
-            "executed: add --import-network if you trust it"
-        )
-    import_from_here([name])
+    run.require_trust(allowed)
+    import_from_here([run.recipe.network.name])
 
 
 def require_outside_images(jobs: Jobs, root: Path | None) -> None:

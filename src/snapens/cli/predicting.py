@@ -79,7 +79,7 @@ class _Predictor:
         from ..lab.engine.device import chosen_device
 
         self._device = chosen_device(device)
-        self._ensemble: Ensemble = run.ensemble(combination=combination, device=self._device)
+        self._ensemble: Ensemble = run.ensemble(combination=combination, device=self._device, import_network=True)
         self._classes, self._preprocessing = run.data["classes"], run.preprocessing
         self._size_noted = getattr(run.preprocessing, "crop", 1.0) < 1  # photos are always cropped
         cycles, members = run.recipe.method.cycles, len(run.snapshots.steps)

@@ -68,7 +68,7 @@ def test_a_table_trains_resumes_and_leaves_a_run_like_any_other(tmp_path):
     assert run.outputs().ensemble_errors[-1] < 0.1  # three blobs four deviations apart
     assert run.outputs("held_out").log_probabilities.shape == (3, 40, 3)
     expected = np.exp(run.outputs().log_probabilities.astype(np.float64)).mean(0)
-    found = run.ensemble()(torch.from_numpy(data.test.values))
+    found = run.ensemble(import_network=True)(torch.from_numpy(data.test.values))
     assert np.abs(found.numpy() - expected).max() < 2e-3  # stored in float16
     looks = iter([False] * 3 + [True])
     train(prepare([(recipe, tmp_path / "parts")], lambda recipe: data, CPU), stop=lambda: next(looks))

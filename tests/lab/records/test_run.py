@@ -219,7 +219,7 @@ def test_a_run_without_a_description_of_its_preprocessing_says_so(tmp_path):
     with pytest.raises(
         StoreError, match=r"recipe.json must describe the preprocessing of the run, but that in .* does"
     ):
-        Run(tmp_path).ensemble()
+        Run(tmp_path).ensemble(import_network=True)
 
 
 def test_a_damaged_preprocessing_is_not_interpreted(tmp_path):
@@ -248,23 +248,25 @@ def test_the_ensemble_of_a_run_takes_raw_examples_or_the_inputs_of_its_network(t
     pixels = tiny.data().test.pixels
     inputs = run.preprocessing(pixels)
     expected = model(inputs).softmax(-1)
-    raw = run.ensemble(last=1)
+    with pytest.raises(ArgumentError, match=r"import_network must be given for the network 'tiny:net' of .*=True\)"):
+        run.ensemble()
+    raw = run.ensemble(last=1, import_network=True)
     torch.testing.assert_close(raw(torch.from_numpy(pixels)), expected)
     torch.testing.assert_close(raw.predict([torch.from_numpy(pixels)]), expected)
-    torch.testing.assert_close(run.ensemble(last=1, raw=False, resident=False)(inputs), expected)
-    assert run.ensemble().steps == (4, 8)
+    torch.testing.assert_close(run.ensemble(last=1, raw=False, resident=False, import_network=True)(inputs), expected)
+    assert run.ensemble(import_network=True).steps == (4, 8)
     combination = Combination(((run.identity, 4),), temperature=2.0)
-    assert run.ensemble(combination=combination).combination == combination
+    assert run.ensemble(combination=combination, import_network=True).combination == combination
 
 
 def test_a_network_of_ones_own_must_still_be_importable(tmp_path):
     run, _ = with_snapshots(tmp_path, network="gone:net")
     message = r"module:callable that Python can import, got 'gone:net' \(ModuleNotFoundError: .* PYTHONPATH"
     with pytest.raises(ArgumentError, match=message):
-        run.ensemble()
+        run.ensemble(import_network=True)
 
 
 def test_a_network_that_was_changed_since_the_training_is_rejected(tmp_path):
     run, _ = with_snapshots(tmp_path, network="tiny:wide")
     with pytest.raises(MismatchError, match="model must have the architecture of the snapshot of step"):
-        run.ensemble()
+        run.ensemble(import_network=True)

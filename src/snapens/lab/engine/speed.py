@@ -161,7 +161,7 @@ def of_run(
     The combination is that of the folder, if it has one; `threshold` replaces its threshold.
     """
     run = Run(path)
-    ensemble = run.ensemble(combination=Combination.find(path), raw=False, device=device)
+    ensemble = run.ensemble(combination=Combination.find(path), raw=False, device=device, import_network=True)
     if threshold is not None:
         ensemble.combination = replace(ensemble.combination, exit_threshold=threshold)
     kernels = run.recipe.network.name in nets.NETWORKS

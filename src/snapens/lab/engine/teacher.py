@@ -59,7 +59,8 @@ class Taught:
     def __init__(self, objective: Distillation, run: Run, placed: Placed) -> None:
         _require_same_data(run, placed.data)
         self._objective, device = objective, placed.device
-        ensemble = run.ensemble(combination=objective.teacher.combination, raw=False, device=device)
+        teacher = objective.teacher.combination
+        ensemble = run.ensemble(combination=teacher, raw=False, device=device, import_network=True)
         shares = ensemble.combination.shares
         self._members = [_member(member, run.recipe.network.name, device) for member in ensemble.members]
         logs = [math.log(share / sum(shares)) for share in shares]

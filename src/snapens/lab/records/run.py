@@ -100,13 +100,16 @@ class Run:
         raw: bool = True,
         resident: bool = True,
         device: torch.device | str | None = None,
+        import_network: bool = False,
     ) -> Ensemble:
         """The ensemble of the run's snapshots, with the network of its recipe.
 
         Its inputs are raw examples: tensors of uint8 pixels (images, size, size, channels), or of rows (rows,
         features). With `raw=False` they are the inputs of the network, as `preprocessing` makes them. The other
-        arguments are those of `Ensemble`.
+        arguments are those of `Ensemble`. A network that the folder names as module:callable is imported only with
+        `import_network`.
         """
+        self.require_trust(import_network)
         preprocessing = self.preprocessing
         self.require_snapshot()
         return Ensemble(
@@ -165,6 +168,15 @@ class Run:
             raise StoreError(
                 f"run must contain a snapshot, got {self.path}, which stopped before its first one (or is still "
                 "training): its command with --resume continues it"
+            )
+
+    def require_trust(self, import_network: bool) -> None:
+        """Check that the user agrees to import the network, if it is module:callable."""
+        name = self.recipe.network.name
+        if nets.is_own(name) and not import_network:
+            raise ArgumentError(
+                f"import_network must be given for the network {name!r} of {self.path}, which is code that would be "
+                "executed: if you trust it, add --import-network (in Python, import_network=True)"
             )
 
     def begin(self, recipe: Recipe, data: Mapping[str, Any]) -> None:
