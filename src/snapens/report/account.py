@@ -13,7 +13,7 @@ from ..lab.recipe.recipe import Recipe
 from ..lab.records.run import Run
 from ..lab.records.trace import Trace
 from ..outputs import Outputs
-from ..quality import Quality, Score
+from ..quality import Score
 
 Part = Literal["held_out", "test"]
 """The part of the data that numbers are from. Choices may be made on held-out examples, but not on test examples."""
@@ -45,9 +45,9 @@ class Account:
     """(2, examples): where the last snapshot is wrong, and where all members together are wrong."""
 
     @classmethod
-    def of(cls, run: Run, outputs: Outputs, quality: Quality) -> "Account":
-        """From a run, its outputs for one part of the data, and their quality."""
-        own_loop = run.is_own_loop
+    def of(cls, run: Run, outputs: Outputs) -> "Account":
+        """From a run and its outputs for one part of the data."""
+        own_loop, quality = run.is_own_loop, outputs.quality
         return cls(
             run.path.resolve().name,
             None if own_loop else run.recipe,

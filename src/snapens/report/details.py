@@ -96,14 +96,15 @@ class Details:
     evidence: Evidence
 
     @classmethod
-    def of(cls, run: Run, account: Account, outputs: Outputs, quality: Quality) -> "Details":
-        """From a run folder, and its outputs for one part of the data with their quality."""
+    def of(cls, run: Run, account: Account, outputs: Outputs) -> "Details":
+        """From a run folder and its outputs for one part of the data."""
+        quality = outputs.quality
         curves = _intact(run.curves)
         between = curves if curves and curves.lines else None
         held_out = run.outputs("held_out") if run.has_outputs("held_out") else None  # by the recipe or the data set
-        chosen = quality if held_out is None else Quality.of(held_out.log_probabilities, held_out.labels)
+        chosen = quality if held_out is None else held_out.quality
         changes = _changes(account, quality.labels)
-        fitted = Fitted.of(run, outputs, quality, held_out)
+        fitted = Fitted.of(run, outputs, held_out)
         calibrated = fitted is not None and fitted.combination.temperature != 1
         return cls(
             quality,
@@ -112,7 +113,7 @@ class Details:
             _reliability(quality.last, 0),
             _reliability(quality.last, -1),
             chosen.exits,
-            tuple(_examples(run, account.classes, outputs, quality)),
+            tuple(_examples(run, account.classes, outputs)),
             tuple(change for change in changes[:_CLASSES] if change.change < 0),
             tuple(change for change in changes[: -_CLASSES - 1 : -1] if change.change > 0),
             Evidence.of("test" if held_out is None else "held_out", chosen, account, between, calibrated=calibrated),
@@ -146,8 +147,9 @@ def _changes(account: Account, labels: NDArray[np.int64]) -> list[ClassChange]:
     return sorted((ClassChange(*count) for count in counts if count[1]), key=lambda found: found.change)
 
 
-def _examples(run: Run, classes: tuple[str, ...], outputs: Outputs, quality: Quality) -> list[Example]:
-    labels, choice = quality.labels, quality.alone.choice
+def _examples(run: Run, classes: tuple[str, ...], outputs: Outputs) -> list[Example]:
+    quality, labels = outputs.quality, outputs.labels
+    choice = quality.alone.choice
     stored = _intact(lambda: gallery.read(run, len(labels)))
     indices = gallery.disputed(outputs) if stored is None else stored.indices
     evaluated = np.stack([quality.evaluated(threshold) for threshold in THRESHOLDS])

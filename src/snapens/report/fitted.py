@@ -8,7 +8,7 @@ from ..errors import ArgumentError, DamagedError
 from ..lab.records.run import Run
 from ..outputs import Outputs
 from ..prediction import Prediction
-from ..quality import Difference, Quality, Score
+from ..quality import Difference, Score
 
 log = logging.getLogger("snapens")
 
@@ -50,7 +50,7 @@ class Fitted:
         return tuple(weight / sum(weights) for weight in weights)
 
     @classmethod
-    def of(cls, run: Run, outputs: Outputs, quality: Quality, held_out: Outputs | None) -> "Fitted | None":
+    def of(cls, run: Run, outputs: Outputs, held_out: Outputs | None) -> "Fitted | None":
         """From a run folder; None without a combination, or with a warning if it does not belong to these members."""
         try:
             if (combination := Combination.find(run.path)) is None:
@@ -68,5 +68,5 @@ class Fitted:
             float(found.used.mean()),
             None if expected is None else float(expected.used.mean()),
             None if expected is None else expected.score.error,
-            Difference.of(found.wrong, quality.last.wrong[-1]),
+            Difference.of(found.wrong, outputs.quality.last.wrong[-1]),
         )

@@ -9,7 +9,7 @@ from ..lab.recipe.recipe import Recipe
 from ..lab.recipe.value import look_up
 from ..lab.records.run import Run
 from ..lab.records.runs import require_same_test, same_data
-from ..quality import Difference, Quality
+from ..quality import Difference
 from ..storage import parts
 from .account import Account, Part
 from .basis import basis
@@ -75,10 +75,9 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
         if run is chosen:
             labels = outputs.labels
         require_same_test(chosen, labels, run, outputs.labels)
-        quality = Quality.of(outputs.log_probabilities, outputs.labels)
-        found[run] = Account.of(run, outputs, quality)
+        found[run] = Account.of(run, outputs)
         if run is chosen:
-            details = Details.of(run, found[run], outputs, quality)
+            details = Details.of(run, found[run], outputs)
     accounts = tuple(found[run] for run in runs)
     about = found[chosen]
     baseline = _baseline(about, accounts)

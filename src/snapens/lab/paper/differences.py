@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ...errors import ArgumentError, DamagedError
-from ...quality import Difference, Quality
+from ...quality import Difference
 from ...storage import durable, jsonfile
 from ...storage.typed import decoded
 from . import cells as paper
@@ -88,7 +88,7 @@ def _computed(runs: Sequence["Run"]) -> Iterator[tuple[str, Paired]]:
     found = []
     for run in sorted(runs, key=lambda one: paper.run_name(one.recipe)):  # so that each pair has one name
         outputs = run.outputs()
-        wrong = Quality.of(outputs.log_probabilities, outputs.labels).last.wrong
+        wrong = outputs.quality.last.wrong
         for name, k in _MEMBERS.items() if len(wrong) > 1 else [("last", 0)]:
             found.append((f"{paper.run_name(run.recipe)} {name}", run, outputs.labels, wrong[k].copy()))
     for (name, run, labels, wrong), (other, other_run, other_labels, other_wrong) in combinations(found, 2):

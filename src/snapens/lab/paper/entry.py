@@ -155,7 +155,7 @@ class Entry:
             snapshot_epochs=tuple(round(step * recipe.budget.batch / trace.images, 4) for step in steps),
             losses=Losses.from_trace(trace),
             between=run.curves(),
-            **_measurements(Quality.of(outputs.log_probabilities, outputs.labels)),
+            **_measurements(outputs.quality),
         )
 
 
