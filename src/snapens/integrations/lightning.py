@@ -2,13 +2,13 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from os import PathLike
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ..batches import first, second
@@ -16,6 +16,7 @@ from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError, MismatchError
 from ..extras import package
+from ..kept import Keep
 from ..schedule import CyclicCosine, Schedule, missing_cycles
 from ..snapshots import Snapshots
 from ..weights import reject_fsdp1, unwrap
@@ -249,7 +250,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
             )
         self.ensembler.close()
 
-    def _kept(self, module: nn.Module) -> nn.Module | Callable[[], Mapping[str, Tensor]] | None:
+    def _kept(self, module: nn.Module) -> Keep | None:
         keep = self._keep
         if hasattr(keep, "_average_model"):  # Lightning's WeightAveraging has no public name for it
             keep = keep._average_model

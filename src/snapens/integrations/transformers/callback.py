@@ -1,7 +1,7 @@
 """SnapshotCallback: snapshots of a model that the Hugging Face Trainer trains."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from ...ensemble import Ensemble
 from ...ensembler import SnapshotEnsembler
 from ...errors import ArgumentError, MismatchError
 from ...extras import package
+from ...kept import Keep
 from ...schedule import CyclicCosine, Schedule
 from ...snapshots import Snapshots
 from ...weights import tensors
@@ -50,7 +51,7 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
         *,
         store: str | PathLike[str] | Snapshots,
         schedule: Schedule | None = None,
-        keep: nn.Module | Callable[[], Mapping[str, Tensor]] | None = None,
+        keep: Keep | None = None,
         on_restart: Callable[[SnapshotEnsembler], object] | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
