@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from states import equal
 
 from snapens import CyclicCosine, SnapshotEnsembler, Snapshots
 
@@ -46,10 +47,6 @@ class Run:
         self.ensembler.snapshots.close()
 
 
-def identical(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def around_minima():
     """Checkpoints at the start and just before, at and after a minimum, and kills after none to all later minima."""
     return [(saved, killed) for saved in (0, 12, 13, 14, 31) for killed in (saved, 13, 22, 40) if killed >= saved]
@@ -74,10 +71,10 @@ def test_a_stop_loses_and_doubles_nothing(make_net, tmp_path, kind, stops):
         first.save(tmp_path / "checkpoint.pt")
         first.train(killed_at).close()
         resumed = Run(make_net, path).load(tmp_path / "checkpoint.pt").train(40)
-        assert identical(resumed.net.state_dict(), whole.net.state_dict())
+        assert equal(resumed.net.state_dict(), whole.net.state_dict())
         store = Snapshots(path) if path else resumed.ensembler.snapshots
         assert store.steps == SCHEDULE.snapshot_steps
-        assert all(identical(store.load(step), expected[step]) for step in store.steps)
+        assert all(equal(store.load(step), expected[step]) for step in store.steps)
         if path:
             assert len(list((path / "snapshots").iterdir())) == 4
             resumed.close()
@@ -100,4 +97,4 @@ def test_the_program_of_the_page_continues_where_it_was_stopped(tmp_path, monkey
         found.append(names["ensemble"])
     assert found[0].steps == found[1].steps == (100, 200, 300)
     pairs = zip(found[0].members, found[1].members, strict=True)
-    assert all(identical(one.state_dict(), two.state_dict()) for one, two in pairs)
+    assert all(equal(one.state_dict(), two.state_dict()) for one, two in pairs)
