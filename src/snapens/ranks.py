@@ -21,7 +21,7 @@ class Ranks:
     the wrapper, the group must be given.
     """
 
-    def __init__(self, model: nn.Module, group: Any = None) -> None:
+    def __init__(self, model: nn.Module, group: Any) -> None:
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise ArgumentError(
                 f"process_group must be a torch.distributed process group or None, got {group!r}: "
@@ -57,7 +57,7 @@ class Ranks:
                 raise error
         return [result for result, _ in results]
 
-    def on_first(self, action: Callable[[], Any], others: Callable[[], Any] = lambda: None) -> Any:
+    def on_first(self, action: Callable[[], Any], others: Callable[[], Any]) -> Any:
         """Call `action` on rank 0 and `others` on the other ranks; return the result of rank 0 on all ranks."""
         return self.together(action if self.rank == 0 else others)[0]
 

@@ -26,9 +26,7 @@ class Replicas(nn.ModuleList):
     lacks are taken from the model, and all members must lack the same tensors.
     """
 
-    def __init__(
-        self, model: nn.Module, device: torch.device | str | None, resident: bool, strict: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, device: torch.device | str | None, resident: bool, strict: bool) -> None:
         super().__init__([copied(model, device, strict).requires_grad_(False)])
         self._resident, self._strict = resident, strict
         self._base: Mapping[str, Entry] | None = None  # the tensors of the model that members lack

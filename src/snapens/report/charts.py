@@ -187,7 +187,7 @@ def reliability(axes: Any, predictors: Mapping[str, tuple[Sequence[Any], str]]) 
     axes.set(xlabel="confidence, %", ylabel="accuracy, %")
 
 
-def early_exit(axes: Any, exits: Exits, fitted: tuple[float, float] | None = None) -> None:
+def early_exit(axes: Any, exits: Exits, fitted: tuple[float, float] | None) -> None:
     """The error by the mean number of members evaluated: always the last m, and early exit at each confidence.
 
     `fitted` is the point of a fitted combination.

@@ -167,7 +167,7 @@ def run_name(recipe: Recipe) -> str:
     return f"{words[:_MOST_CHARACTERS].strip('-.')}-{recipe.digest}-seed{recipe.seed}"
 
 
-def run_names(cell: Cell, repetition: int = 0) -> list[str]:
+def run_names(cell: Cell, repetition: int) -> list[str]:
     """The names of a cell's runs in one repetition."""
     return [run_name(recipe) for recipe in cell.recipes(repetition)]
 
