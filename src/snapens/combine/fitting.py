@@ -167,7 +167,6 @@ def _stages(
     The temperature is fitted first, and again after each choice: choices are compared as they will be used. Without
     `enough` examples, neither the temperature nor early exit is fitted.
     """
-    check_held_out(outputs)
     temperature = temperature and enough
     if weights not in ("equal", "simplex"):
         raise ArgumentError(f"weights must be 'equal' or 'simplex', got {weights!r}")
