@@ -223,13 +223,12 @@ def _status(arguments: Sequence[str]) -> int:
 def _command(arguments: Sequence[str]) -> Any:
     """The command with its arguments. tyro reads only those of this command, and suggests only its options."""
     names, kind = _named(arguments)
-    found = tyro.cli(
+    return tyro.cli(  # for a group of commands, it prints the help or an error, and exits
         kind,
         prog=" ".join(["snapens", *names]),
         args=with_flags_of_preset(arguments)[len(names) :],
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
     )
-    return found.command if kind is Snapens else found
 
 
 def _named(arguments: Sequence[str]) -> tuple[list[str], Any]:

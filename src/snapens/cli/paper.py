@@ -213,7 +213,3 @@ class Paper:
         | Annotated[PaperTable, subcommand("table")]
         | Annotated[PaperFigure, subcommand("figure")]
     )
-
-    def __call__(self) -> int:
-        """Run the subcommand."""
-        return self.command()

@@ -153,10 +153,6 @@ class Bench:
 
     command: Annotated[BenchTrain, subcommand("train")] | Annotated[BenchPredict, subcommand("predict")]
 
-    def __call__(self) -> int:
-        """Run the subcommand."""
-        return self.command()
-
 
 def _write(out: Path | None, content: dict[str, Any]) -> None:
     if out is not None:
