@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.table import Table
 
 from ..errors import shortened
 
@@ -25,6 +26,11 @@ def paragraphs(text: str) -> None:
     for line in text.replace(" %", f"{NO_BREAK}%").splitlines():
         wrapped = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
         sys.stdout.write(wrapped.replace(NO_BREAK, " ") + "\n")
+
+
+def uncut(table: Table) -> Console:
+    """A console that is wide enough for a table: its names, which users copy, must not be cut off."""
+    return Console(width=max(Console().width, Console(width=100_000).measure(table).maximum))
 
 
 def counted(items: Sequence[object], noun: str) -> str:

@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from ..errors import ArgumentError
 from .evaluation import Folder, combination_of
-from .messages import say
+from .messages import say, uncut
 from .options import ImportNetwork, arg
 
 if TYPE_CHECKING:
@@ -122,7 +122,6 @@ class _Predictor:
 
 @contextmanager
 def _table() -> Iterator[Any]:
-    from rich.console import Console
     from rich.table import Column, Table
 
     numbers = [Column(name.replace("_", " "), justify="right") for name in _COLUMNS[2:]]
@@ -136,8 +135,7 @@ def _table() -> Iterator[Any]:
 
     yield write
     if table.row_count:
-        whole = Console(width=100_000).measure(table).maximum  # never cut off: users copy the names
-        Console(width=max(Console().width, whole)).print(table)
+        uncut(table).print(table)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..lab.paper import cells as paper
-from .messages import counted, paragraphs
+from .messages import counted, paragraphs, uncut
 
 if TYPE_CHECKING:  # `paper list` does not wait for torch
     from ..combination import Combination
@@ -87,8 +87,7 @@ def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[fl
         found = measured(cell)
         ours = " ".join(f"{percent:.2f}" for percent in found) or "–"
         table.add_row(cell.name, cell.where, cell.published, ours, str(len(found) or "–"), _cost(cell))
-    whole = Console(width=1000).measure(table).maximum  # never cut off: users copy the names
-    console = Console(width=max(Console().width, whole))
+    console = uncut(table)
     console.print(table)
     star = "* the paper copied this value from the DenseNet paper. " * any(cell.starred for cell in chosen)
     console.print(f"{star}time: of one run in a pack on an H200.", highlight=False)
