@@ -69,17 +69,15 @@ def summarise(runs: Sequence[Run], focus: str | None = None) -> Summary:
         raise ArgumentError(f"runs must be different folders, got {', '.join(str(run.path) for run in runs)}")
     chosen = in_focus(runs, focus)
     part = _part(chosen)
-    found: dict[Run, Account] = {}
-    for run in (chosen, *(run for run in runs if run is not chosen)):  # outputs of one run in memory at a time
-        outputs = run.outputs(part)
-        if run is chosen:
-            labels = outputs.labels
-        require_same_test(chosen, labels, run, outputs.labels)
-        found[run] = Account.of(run, outputs)
-        if run is chosen:
-            details = Details.of(run, found[run], outputs)
+    outputs = chosen.outputs(part)
+    labels, about = outputs.labels, Account.of(chosen, outputs)
+    details, found = Details.of(chosen, about, outputs), {chosen: about}
+    for run in runs:
+        if run is not chosen:
+            outputs = run.outputs(part)  # of one run in memory at a time
+            require_same_test(chosen, labels, run, outputs.labels)
+            found[run] = Account.of(run, outputs)
     accounts = tuple(found[run] for run in runs)
-    about = found[chosen]
     baseline = _baseline(about, accounts)
     over = None if baseline is None else Difference.of(about.wrong[1], baseline.wrong[0])
     return Summary(
