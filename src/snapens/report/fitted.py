@@ -26,22 +26,13 @@ class Fitted:
     """The mean number of members that are evaluated."""
     expected: float | None
     """The same on the held-out examples, if there are any."""
-    expected_error: float | None
-    """Its error on the held-out examples, if there are any."""
+    exit_point: tuple[float, float] | None
+    """The mean number of members evaluated and the error, on the held-out examples if there are any.
+
+    None if all members are always evaluated.
+    """
     over_mean: Difference
     """Its error minus that of the mean of all members."""
-
-    @property
-    def exit_point(self) -> tuple[float, float] | None:
-        """The mean number of members evaluated and the error, on the held-out examples if there are any.
-
-        None if all members are always evaluated.
-        """
-        if self.combination.exit_threshold is None:
-            return None
-        if self.expected is None or self.expected_error is None:
-            return self.used, self.score.error
-        return self.expected, self.expected_error
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -61,12 +52,13 @@ class Fitted:
             return None
         found = Prediction.of(outputs, combination)
         expected = None if held_out is None else Prediction.of(held_out, combination)
+        exits = expected or found
         return cls(
             combination,
             tuple(1 + outputs.members.index(member) for member in combination.members),
             found.score,
             float(found.used.mean()),
             None if expected is None else float(expected.used.mean()),
-            None if expected is None else expected.score.error,
+            None if combination.exit_threshold is None else (float(exits.used.mean()), exits.score.error),
             Difference.of(found.wrong, outputs.quality.last.wrong[-1]),
         )
