@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..recipe.value import look_up
-from .cells import Cell, cells
+from .cells import BUDGETS_EPOCHS, TRUE_ENSEMBLES, Cell, cells
 
 _CIFAR = ("cifar10", "cifar100")
 _RATES = ("0.1", "0.2")
@@ -58,11 +58,11 @@ def _by_rate(network: str) -> Iterable[Panel]:
 
 def _sizes(network: str) -> Iterable[Panel]:
     for dataset in _CIFAR:  # the budget of 300 epochs is in Table 1
-        budgets = (*(f"-{epochs}-epochs" for epochs in (60, 120, 180, 240)), "")
+        budgets = (*(f"-{epochs}-epochs" for epochs in BUDGETS_EPOCHS), "")
         methods = [f"{method}{budget}" for method in ("snapshot-0.1", "singlecycle") for budget in budgets]
         yield _panel(network, dataset, "by epochs", methods)
     # 0.2 is our choice, the better rate of Table 1: the paper states no rate
-    true_ensembles = (f"single-x{seeds}" for seeds in range(2, 7))
+    true_ensembles = (f"single-x{seeds}" for seeds in TRUE_ENSEMBLES)
     yield _panel(network, "cifar100", "by models", ("snapshot-0.2", "single", *true_ensembles))
 
 
