@@ -55,12 +55,10 @@ class Log:
         if content[:1] in (b"", b"{") and not content.startswith(b'{"format"') and b'"crc32"' not in content:
             yield from _format_1([*whole, cut])
             return
-        with suppress(ValueError):
-            _decoded(cut[:-1])  # a complete line whose end was altered, not a truncated line
-            whole.append(cut)
-        with suppress(ValueError):
-            _decoded(cut)
-            whole.append(cut)
+        for complete in (cut, cut[:-1]):  # a truncated line is neither; the end of a complete line may be altered
+            with suppress(ValueError):
+                _decoded(complete)
+                whole.append(cut)
         if content.strip() and not whole:  # the head is never cut off, because the file appears with it
             raise DamagedError(f"{self.path} must begin with the head of a log, got none: restore the file")
         for number, line in enumerate(whole, 1):
