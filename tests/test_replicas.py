@@ -270,12 +270,13 @@ def test_a_long_list_of_differences_is_shortened(make_net):
         Ensemble(store, make_net())
 
 
-def with_heads(make, path, names=("head.weight", "head.bias")):
+def with_heads(make, path):
     """A store of three snapshots that hold only some tensors, a model, and the networks that they make together."""
     store, model, networks = Snapshots(path), make(), []
     store.open_to_write()
     for step in (4, 8, 12):
-        store.commit(step, {name: torch.rand_like(model.state_dict()[name]) for name in names}, partial=True)
+        heads = {name: torch.rand_like(model.state_dict()[name]) for name in ("head.weight", "head.bias")}
+        store.commit(step, heads, partial=True)
         network = copy.deepcopy(model)
         network.load_state_dict({**model.state_dict(), **store.load(step)})
         networks.append(network.eval())

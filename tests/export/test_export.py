@@ -44,10 +44,10 @@ NETWORKS = {
 }
 
 
-def trained(make, steps=(4, 8, 12), frozen=()):
+def trained(make, frozen):
     """Snapshots of differing networks, and those networks in evaluation mode; frozen tensors are equal in all."""
     store, networks, first = Snapshots(), [], make().state_dict()
-    for step in steps:
+    for step in (4, 8, 12):
         network = make()
         for name, value in network.state_dict().items():
             if name in frozen:
@@ -60,7 +60,7 @@ def trained(make, steps=(4, 8, 12), frozen=()):
 
 
 def ensemble_of(make, combination=None, frozen=(), **options):
-    store, networks = trained(make, frozen=frozen)
+    store, networks = trained(make, frozen)
     return Ensemble(store, make(), combination=combination, **options), networks
 
 

@@ -240,9 +240,9 @@ class Folders:
         return trial
 
 
-def sampled(points, count, seed=0):
+def sampled(points, count):
     """Some of the points in their order, the same each time; all of them if `count` is None."""
     points = list(points)
     if count is None or count >= len(points):
         return points
-    return sorted(random.Random(seed).sample(points, count))
+    return sorted(random.Random(0).sample(points, count))

@@ -60,11 +60,10 @@ def lines(m, level):
     )
 
 
-def joint(cell, repetition=0, origin=ORIGIN):
+def joint(cell, repetition):
     names = tuple(paper.run_names(cell, repetition))
-    return Joint(
-        cell.name, repetition, names, (origin,) * cell.seeds, 1.5, 10_000, 24.0 - cell.seeds / 2 + repetition / 8
-    )
+    percent = 24.0 - cell.seeds / 2 + repetition / 8
+    return Joint(cell.name, repetition, names, (ORIGIN,) * cell.seeds, 1.5, 10_000, percent)
 
 
 def of_cells(cells, repetitions=1, **options):

@@ -65,8 +65,8 @@ class FakeRay:
         self.cancelled.append(task)
 
 
-def plan(count, folder="run"):
-    return [[(tiny.recipe(seed=seed), f"{folder}-{seed}")] for seed in range(count)]
+def plan(count):
+    return [[(tiny.recipe(seed=seed), f"run-{seed}")] for seed in range(count)]
 
 
 def test_failures_are_collected_as_tasks_end_whatever_their_reason():

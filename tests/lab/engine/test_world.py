@@ -38,8 +38,8 @@ def after(steps):
     return lambda: next(calls, steps) == steps
 
 
-def trained(*jobs, world=None, resume=False, load=tiny.load, teachers=(), **options):
-    trainings = prepare(jobs, load, CPU, resume=resume, teachers=teachers, world=world)
+def trained(*jobs, world=None, resume=False, teachers=(), **options):
+    trainings = prepare(jobs, tiny.load, CPU, resume=resume, teachers=teachers, world=world)
     train(trainings, **options)
     return trainings
 

@@ -33,10 +33,10 @@ STRENGTHS = {
 UNSIGNED = ("Posterize", "Solarize")
 
 
-def with_pillow(pixels, name, strength, fill=FILL):
+def with_pillow(pixels, name, strength):
     """The operation as torchvision applies it to an image of Pillow."""
     image = Image.fromarray(pixels.squeeze())
-    fill = fill if image.mode == "RGB" else fill[0]
+    fill = FILL if image.mode == "RGB" else FILL[0]
     whole = int(strength)
     matrices = {
         "ShearX": (1, strength, 0, 0, 1, 0),
