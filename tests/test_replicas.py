@@ -64,10 +64,11 @@ def test_models_with_compiled_children_can_be_loaded(make_net):
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.act = nn.Linear(4, 4), nn.Linear(4, 3), torch.compile(torch.relu, backend="eager")
+        self.a, self.b, self.act = nn.Linear(4, 4), nn.Linear(4, 3), nn.ReLU()
+        self.clip = torch.compile(torch.relu, backend="eager")
 
     def encode(self, x):
-        return self.act(self.a(x))
+        return self.clip(self.act(self.a(x)))
 
     def forward(self, x):
         return self.b(self.encode(x))
@@ -99,6 +100,19 @@ def lambda_that_refers_to_a_method(model):
     model.twice = lambda x: encode(encode(x))
 
 
+def hook_of_a_script(model):
+    hook = "lambda module, inputs, output: model.act(output)"
+    exec(f"model.b.register_forward_hook({hook})", {"model": model})  # where the model is a global
+
+
+def decorated_hook(model):
+    @functools.wraps(torch.relu)
+    def hook(module, inputs, output):
+        return model.act(output)
+
+    model.b.register_forward_pre_hook(functools.wraps(hook)(lambda module, inputs: None))
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -108,6 +122,8 @@ def lambda_that_refers_to_a_method(model):
         (replace_forward, "'forward'"),
         (hook_that_refers_to_the_model, "'b._forward_hooks'"),
         (lambda_that_refers_to_a_method, "'twice'"),
+        (hook_of_a_script, "'b._forward_hooks'"),
+        (decorated_hook, "'b._forward_pre_hooks'"),
     ],
 )
 def test_a_model_whose_copies_would_use_the_live_weights_is_rejected(change, name):
@@ -128,10 +144,14 @@ def test_methods_that_a_copy_uses_with_its_own_weights_are_accepted():
     model.forward = model.forward  # bound, and copied as such
     model.a.forward = types.MethodType(lambda self, x: nn.Linear.forward(self, x), model.a)
     model.b.forward = functools.partial(nn.Linear.forward, model.b)
+    model.act.forward = torch.nn.functional.relu
     half = 1.0
     model.a.register_forward_hook(lambda module, inputs, output: output * half + later)
+    for name in ("full_backward_hook", "state_dict_pre_hook", "load_state_dict_post_hook"):  # not called in forward()
+        getattr(model, f"register_{name}")(lambda *_: model)
+    ensemble = Ensemble(store, model)
     later = 0.0
-    torch.testing.assert_close(Ensemble(store, model)(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+    torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
 
 
 def test_resident_members_share_what_their_snapshots_share():

@@ -1,7 +1,6 @@
 """Replicas: copies of a model that hold the members of an ensemble."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from copy import deepcopy
 from threading import RLock
 from typing import Any
@@ -11,11 +10,11 @@ from torch import Tensor, nn
 
 from .batches import separate
 from .combination import Member
-from .errors import ArgumentError, MismatchError, shortened
-from .shards import is_sharded
+from .copies import copied
+from .errors import MismatchError, shortened
 from .snapshots import Entry, Snapshots
 from .storage.memory import Held
-from .weights import check_real, reject_extra_state, tensors, unwrap
+from .weights import tensors
 
 
 class Replicas(nn.ModuleList):
@@ -123,76 +122,6 @@ def _read(entries: Mapping[str, Entry], held: Mapping[str, Entry], replica: nn.M
     for name, entry in entries.items():
         if held.get(name) != entry:
             live[name].copy_(entry.read())
-
-
-@torch.inference_mode(False)
-def copied(model: nn.Module, device: torch.device | str | None = None, strict: bool = True) -> nn.Module:
-    """A copy of the unwrapped model in evaluation mode, which uses none of the model's tensors."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be an instance of the architecture, got {model!r}: pass Net(), not Net")
-    if device is not None:
-        check_device(device)
-    if strict:
-        reject_extra_state(model)
-    live = tensors(model)
-    check_real(live)
-    if parts := [name for name, tensor in live.items() if is_sharded(tensor)]:
-        raise ArgumentError(
-            f"model must not be sharded to be copied for the members, got the shard {parts[0]!r}: "
-            "pass a plain instance, such as ensembler.ensemble(model=Net())"
-        )
-    try:
-        copy = deepcopy(unwrap(model))
-    except Exception as error:
-        raise ArgumentError(
-            f"model must support copy.deepcopy, got {error}: pass another instance, or replace "
-            "torch.nn.utils.weight_norm with torch.nn.utils.parametrizations.weight_norm"
-        ) from error
-    if shared := list(_live_functions(unwrap(model), copy)):
-        raise ArgumentError(
-            f"model must have only functions that a copy can use with its own weights, got {shared[0]!r}, which was "
-            "compiled or replaced in place, or refers to the model: use model.compile(), use methods instead of "
-            "functions inside __init__, or pass another instance of the architecture"
-        )
-    return copy.to(device).eval()
-
-
-def check_device(device: torch.device | str) -> None:
-    """Reject a device that torch does not know, or cannot use on this machine."""
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, RuntimeError) as error:  # torch raises the first if it was built without the device
-        reason = str(error).strip().partition("\n")[0]
-        raise ArgumentError(
-            f"device must be available, got {device}, but torch cannot use it ({reason}): use device='cpu', or install "
-            "torch and a driver for this device"
-        ) from error
-
-
-def _live_functions(model: nn.Module, copy: nn.Module) -> Iterator[str]:
-    """The functions in a copy that call the model: `deepcopy` copies bound methods, but no other functions."""
-    live = {id(module) for module in model.modules()}
-    for (path, one), other in zip(model.named_modules(), copy.modules(), strict=False):
-        of_copy = dict(_attributes_and_hooks(other))
-        for place, function in _attributes_and_hooks(one):
-            name, _ = place
-            if of_copy.get(place) is function and (name == "forward" or any(id(m) in live for m in _owners(function))):
-                yield f"{path}.{name}".lstrip(".")
-
-
-def _attributes_and_hooks(module: nn.Module) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """The values in a module by name and, for hooks, their key."""
-    for name, value in vars(module).items():
-        hooks = value if name.endswith("_hooks") and isinstance(value, dict) else {None: value}
-        yield from (((name, key), one) for key, one in hooks.items())
-
-
-def _owners(function: Any) -> Iterator[Any]:
-    """The objects whose method was compiled into a function, or that it refers to in its closure."""
-    yield getattr(getattr(function, "_torchdynamo_orig_callable", None), "__self__", None)
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # a variable without a value yet
-            yield getattr(cell.cell_contents, "__self__", cell.cell_contents)
 
 
 def misfits(stored: Mapping[str, Entry | Tensor], live: Mapping[str, Tensor]) -> list[str]:

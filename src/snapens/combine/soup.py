@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from ..batches import arguments, first, scores, second, separate
 from ..batchnorm import estimated_statistics, norms
+from ..copies import copied
 from ..errors import ArgumentError, BarrierError, MismatchError, shortened
-from ..replicas import copied, misfits
+from ..replicas import misfits
 from ..snapshots import Snapshots
 from ..weights import set_tensors, tensors
 

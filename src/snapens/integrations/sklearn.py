@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from ..activation import Activation, are_probabilities
+from ..copies import check_device
 from ..ensemble import Ensemble
 from ..ensembler import SnapshotEnsembler
 from ..errors import ArgumentError
 from ..extras import package
-from ..replicas import check_device
 from ..schedule import CyclicCosine
 
 package("sklearn", "sklearn")  # if it is missing, the error names a command that installs it
