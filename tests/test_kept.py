@@ -49,6 +49,22 @@ def test_a_wrapper_of_the_averaged_module_is_rejected_at_the_start(net, make_net
     torch.testing.assert_close(Ensemble.load(tmp_path, make_net())(x), ema.module.eval()(x).softmax(-1))
 
 
+def test_a_module_with_a_forward_of_its_own_may_contain_the_trained_one(net, tmp_path):
+    class Standardised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x / 2)
+
+    whole = Standardised()
+    ensembler = SnapshotEnsembler(net, sgd(net), CyclicCosine(2, 1), store=tmp_path, keep=whole)
+    train(net, ensembler.optimizer, ensembler, 2)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(ensembler.ensemble()(x), whole.eval()(x).softmax(-1))
+
+
 def head_of(model):
     return lambda: {name: value for name, value in model.named_parameters() if name.startswith("head.")}
 

@@ -33,7 +33,7 @@ def kept(model: nn.Module, keep: Keep) -> dict[str, Tensor]:
 
 def reject_wrapper(model: nn.Module, keep: Keep) -> None:
     """Reject a module that only contains the module to store, such as timm's `ModelEmaV2`: its names differ."""
-    if isinstance(keep, nn.Module):
+    if isinstance(keep, nn.Module) and type(keep).forward is nn.Module.forward:
         names, found = list(tensors(model)), list(tensors(keep))
         prefix = found[0].removesuffix(names[0]) if found else ""
         if prefix.endswith(".") and found == [prefix + name for name in names]:
