@@ -1,5 +1,6 @@
 """Which inputs, labels and scores an ensemble finds in a batch and in the output of a model."""
 
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -209,13 +210,18 @@ def test_a_loader_that_would_mix_up_the_examples_of_streamed_members_is_rejected
         (X, r"got Tensor: pass a DataLoader or a list, \[x\] for one batch"),
         (TensorDataset(X), "got TensorDataset: pass a DataLoader"),
         ([], "at least one batch, got none: pass a list or a DataLoader, because a generator can be read only once"),
-        (iter(()), "at least one batch, got none|got tuple_iterator"),
     ],
 )
 def test_a_loader_without_batches_is_rejected(make_net, resident, loader, words):
     store, _ = trained(make_net)
     with pytest.raises(ArgumentError, match=words):
         Ensemble(store, make_net(), resident=resident).predict(loader)
+
+
+def test_an_iterator_that_was_already_read_is_rejected(make_net):
+    store, _ = trained(make_net)
+    with pytest.raises(ArgumentError, match=r"at least one batch, got none: .* a generator can be read only once"):
+        Ensemble(store, make_net()).predict(iter(()))
 
 
 class Reshuffled:
@@ -309,6 +315,30 @@ def test_a_model_may_change_its_input_in_place(make_net, resident, nested):
     for found in (called, predicted, torch.from_numpy(outputs.probabilities).mean(0)):
         torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=0)  # outputs are stored in half precision
     assert torch.equal(x, X)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        OrderedDict(x=X.clone()),
+        UserDict(x=X.clone()),  # as the BatchEncoding of Transformers
+        pack_sequence([row.clone() for row in X.split(5)]),
+    ],
+)
+def test_a_model_may_change_mappings_and_packed_sequences_in_place(given):
+    class Halved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = nn.Parameter(torch.zeros(3))
+
+        def forward(self, given):
+            x = given.data if isinstance(given, PackedSequence) else given.pop("x")
+            return self.value * x.mul_(0.5).sum()
+
+    before = (given.data if isinstance(given, PackedSequence) else given["x"]).clone()
+    ensemble = Ensemble(pair(torch.ones(3), torch.full((3,), 3.0)), Halved(), activation=None)
+    torch.testing.assert_close(ensemble(given), before.sum().expand(3))  # the mean of 1 and 3, times a half
+    assert torch.equal(given.data if isinstance(given, PackedSequence) else given["x"], before)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.6])

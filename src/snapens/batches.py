@@ -1,6 +1,6 @@
 """Convert batches to the arguments of a model, and its outputs to scores."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy
 from typing import Any
 
@@ -34,13 +34,6 @@ def rows(value: Any, index: Tensor, examples: int) -> Any:
     return _nested(value, has_rows, lambda tensor: tensor[index.to(tensor.device)])
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and mappings."""
-    found: list[Tensor] = []
-    _nested(value, lambda item: isinstance(item, Tensor), found.append)
-    return found
-
-
 def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments for a model, on the device: a mapping gives keyword arguments, a plain or named tuple several."""
     inputs = _nested(inputs, _moves_itself, lambda item: item.to(device))
@@ -50,13 +43,26 @@ def arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[
 
 
 def separate(given: Any) -> Any:
-    """A copy for one member, because a model may change tensors in place, or the entries of a dictionary or object."""
+    """A copy for one member, because a model may change tensors in place, or the entries of a dictionary or object.
+
+    Of an object that has no `clone` method, and is neither a mapping nor a tuple, what it contains is not copied.
+    """
 
     def is_object(item: Any) -> bool:
-        plain = type(item) in (dict, list, tuple)
+        plain = type(item) in (dict, list, tuple)  # the first case also lets torch.compile() trace this
         return isinstance(item, Tensor) or (not plain and (isinstance(item, Mapping) or _moves_itself(item)))
 
-    return _nested(given, is_object, lambda item: item.clone() if hasattr(item, "clone") else copy(item))
+    def of_object(item: Any) -> Any:
+        if hasattr(item, "clone"):
+            return item.clone()
+        if isinstance(item, tuple):  # a PackedSequence
+            return type(item)(*map(separate, item))
+        found = copy(item)
+        if isinstance(found, MutableMapping):
+            found.update({key: separate(value) for key, value in found.items()})
+        return found
+
+    return _nested(given, is_object, of_object)
 
 
 def scores(output: Any) -> Any:
