@@ -117,6 +117,12 @@ def test_the_output_of_a_mapping_that_a_softmax_does_not_fit_is_named():
         Ensemble(pair(A, B), model)()
 
 
+def test_the_output_of_a_mapping_that_has_probabilities_is_named():
+    model = Shaped(A, lambda t: {"class": t, "attention": t.softmax(-1)})
+    with pytest.raises(ArgumentError, match=r"sum to 1 along dim=-1 for 'attention': .* or name its scores 'logits'"):
+        Ensemble(pair(A, B), model)()
+
+
 @every_use
 def test_a_model_that_already_ends_in_a_softmax_is_rejected(make_net, use):
     store, _ = trained(make_net)
@@ -132,6 +138,15 @@ def test_the_probabilities_of_a_model_are_averaged_without_an_activation(make_ne
     torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
     found = ensemble.outputs([(X, LABELS)])
     assert np.abs(found.probabilities.mean(0) - mean_of(networks).numpy()).max() < 2e-3
+
+
+@pytest.mark.parametrize("fitted", [{"exit_threshold": 0.6}, {"temperature": 1.5}])
+def test_a_temperature_and_early_exit_work_with_the_probabilities_of_a_model(make_net, fitted):
+    store, _ = trained(make_net)
+    combination = Combination(newest=3, **fitted)
+    expected = Ensemble(store, make_net(), combination=combination).predict([X])
+    ensemble = Ensemble(store, softened(make_net), activation=None, combination=combination)
+    torch.testing.assert_close(ensemble.predict([X]), expected)
 
 
 def test_log_probabilities_are_scores_like_others(make_net):

@@ -31,14 +31,18 @@ def log_probabilities(scores: Tensor, activation: Activation) -> Tensor:
     else:
         given = probabilities(scores, activation, -1)
         require_classes(given)
-        if not torch.allclose(sums := given.sum(-1), torch.ones_like(sums), atol=1e-2):
-            raise ArgumentError(
-                "activation must return probabilities that sum to 1 over the classes for outputs, "
-                f"got sums from {sums.min():.4g} to {sums.max():.4g}: outputs exist for classifiers with one label "
-                "per example; for regression or several labels, evaluate ensemble.members"
-            )
+        require_sums(given, -1, "outputs", "for regression or several labels, evaluate ensemble.members")
         found = given.log()
     return found.half().cpu()
+
+
+def require_sums(found: Tensor, dim: int, purpose: str, remedy: str) -> None:
+    """Reject values that are not probabilities of classes: these sum to 1 along `dim`."""
+    if not torch.allclose(sums := found.sum(dim), torch.ones_like(sums), atol=1e-2):
+        raise ArgumentError(
+            f"activation must return probabilities that sum to 1 over the classes for {purpose}, "
+            f"got sums from {sums.min():.4g} to {sums.max():.4g}: {remedy}"
+        )
 
 
 def require_classes(found: Tensor) -> None:
@@ -59,13 +63,13 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
     """
     if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # its sizes are tensors
         return False
-    found = {None: scores} if isinstance(scores, Tensor) else scores
+    found: dict[Any, Tensor] = {None: scores} if isinstance(scores, Tensor) else scores
     for key, tensor in found.items():
         batched = tensor.ndim > 1 or (tensor.ndim == 1 and torch._C._are_functorch_transforms_active())  # vmap
         if not batched or tensor.shape[dim] < 2:
             raise ArgumentError(
                 f"model must return a batch with two or more scores along dim={dim} for activation='softmax', got "
-                f"shape {tuple(tensor.shape)}{'' if key is None else f' for {key!r}'}: pass activation=torch.sigmoid "
+                f"shape {tuple(tensor.shape)}{_of_entry(key)}: pass activation=torch.sigmoid "
                 "for one logit, activation=None for regression; for one example, pass a batch of one, x[None]"
             )
     if not values or torch.compiler.is_compiling():
@@ -75,15 +79,20 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
     if any(tensor.numel() < 2 * tensor.shape[dim] for tensor in found.values()):
         return False
     try:
-        wrong = any(are_probabilities(tensor, dim) for tensor in found.values())
+        wrong = [key for key, tensor in found.items() if are_probabilities(tensor, dim)]
     except RuntimeError:  # a tensor without values: under vmap, or fake
         return False
     if wrong:
+        others = "" if wrong[0] is None else ", or name its scores 'logits', and only these are used"
         raise ArgumentError(
             "activation must be None for a model that returns probabilities, got 'softmax' for outputs that sum to 1 "
-            f"along dim={dim}: pass activation=None, or remove the softmax from the model"
+            f"along dim={dim}{_of_entry(wrong[0])}: pass activation=None, or remove the softmax from the model{others}"
         )
     return True
+
+
+def _of_entry(key: str | None) -> str:
+    return "" if key is None else f" for {key!r}"
 
 
 def are_probabilities(scores: Tensor, dim: int) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .activation import Activation, check_softmax, log_probabilities, probabilities
-from .batches import arguments, class_scores, each, first, joined, scores, second, separate, tensors_in
+from .activation import Activation, check_softmax, log_probabilities, probabilities, require_sums
+from .batches import arguments, class_scores, each, first, joined, scores, second, separate
 from .combination import Combination, Member
 from .errors import ArgumentError
 from .loaders import Arguments, Progress, Visit, check_order, read
@@ -110,11 +110,6 @@ class Ensemble(nn.Module):
             raise ArgumentError(
                 f"combination must be a Combination, got {combination!r}: Combination.load(folder) reads that of a run"
             )
-        if self.activation != "softmax" and (combination.temperature != 1 or combination.exit_threshold is not None):
-            raise ArgumentError(
-                "combination must have no temperature and no exit_threshold unless activation is 'softmax', got "
-                f"activation={self.activation!r}: use members and weights only, or a model that returns logits"
-            )
         chosen = combination.among(self._existing)
         for run, step in chosen.members:
             self._replicas.add((run, step), self._runs[run])
@@ -182,12 +177,12 @@ class Ensemble(nn.Module):
             try:
                 output = self._output(member, *undecided)
             except (RuntimeError, ArgumentError) as error:
-                if undecided is given or isinstance(error, torch.OutOfMemoryError) or len(tensors_in(given)) == 1:
-                    raise  # the rows of a single tensor are never wrong
-                raise ArgumentError(
-                    "inputs must have one row per example for early exit, but the model failed for some rows of a "
-                    f"batch ({error}): use {ONE_ROW}, or exit_threshold=None"
-                ) from error
+                if undecided is not given:
+                    error.add_note(
+                        "With early exit, the model was called for some rows of a batch. If this is the reason for the "
+                        f"error, use {ONE_ROW}, or exit_threshold=None."
+                    )
+                raise
             shape = pools[k].add(each(Tensor.cpu, output), share)
             return shape if self.combination.exit_threshold is None else k
 
@@ -275,7 +270,10 @@ class Ensemble(nn.Module):
     def _probabilities(self, scores: Tensor) -> Tensor:
         if scores.requires_grad and not self.resident:  # the next member overwrites the tensors that backward() needs
             raise ArgumentError("resident must be True for gradients of the input, got False: set it, or use no_grad()")
-        return probabilities(scores, self.activation, self.dim)
+        found, how = probabilities(scores, self.activation, self.dim), self.combination
+        if self.activation != "softmax" and (how.temperature != 1 or how.exit_threshold is not None):
+            require_sums(found, self.dim, "a temperature or early exit", "use a combination without them")
+        return found
 
     def _finished(self, mean: Tensor) -> Tensor:
         """The prediction for the mean of the members."""
