@@ -210,10 +210,15 @@ def test_rewind_works_for_a_store_in_memory(net):
     assert saved(ensembler.state_dict())["completed"] == 4  # torch.load rejects NumPy's integers
 
 
-@pytest.mark.parametrize("step", [-1, 13, 2.0, True, None])
+@pytest.mark.parametrize("step", [-1, 2.0, True, None])
 def test_rewind_rejects_what_is_not_a_step(net, step):
-    with pytest.raises(ArgumentError, match=r"step must be (a whole number of at least 0|at most total_steps=12), got"):
+    with pytest.raises(ArgumentError, match="step must be a whole number of at least 0, got"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE).rewind(step)
+
+
+def test_rewind_rejects_a_step_after_the_last(net):
+    with pytest.raises(ArgumentError, match="step must be at most total_steps=12, got 13"):
+        SnapshotEnsembler(net, sgd(net), SCHEDULE).rewind(13)
 
 
 def test_rewind_rejects_a_store_that_lacks_a_snapshot(net, tmp_path):

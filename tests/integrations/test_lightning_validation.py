@@ -1,11 +1,7 @@
 """The validation metrics of the ensemble that the Lightning callback logs at each minimum."""
 
 import math
-import tracemalloc
-from contextlib import nullcontext
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -15,9 +11,7 @@ pytest.importorskip("lightning")
 from lightning.pytorch.loggers import Logger
 from lit import Lit, contents, loader, same, trainer, warnings
 
-from snapens import Outputs
 from snapens.integrations.lightning import SnapshotCallback
-from snapens.integrations.lightning_validation import Validation
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -69,27 +63,6 @@ def test_the_validation_error_and_nll_of_the_ensemble_are_logged_at_each_minimum
         assert math.isclose(row["snapens/val_error"], (mean.argmax(1) != y).float().mean(), abs_tol=1e-6)
         assert math.isclose(row["snapens/val_nll"], -mean[range(12), y].log().mean(), abs_tol=1e-3)
     assert run.callback_metrics["snapens/val_error"] == pytest.approx(rows[-1]["snapens/val_error"])
-
-
-def test_the_metrics_need_no_probabilities_of_all_members_in_float64(monkeypatch):
-    monkeypatch.setattr("snapens.quality._BLOCK_BYTES", 1 << 18)
-    scores = np.random.default_rng(0).normal(size=(4, 1000, 250)).astype(np.float16) - 20
-    outputs = Outputs(tuple(("a", step) for step in range(1, 5)), scores, np.arange(1000) % 250)
-    batches = SimpleNamespace(as_in_validation=nullcontext)
-    plugin = SimpleNamespace(val_step_context=nullcontext)
-    ensemble = SimpleNamespace(outputs=lambda *_, **__: outputs)
-    tracemalloc.start()
-    try:
-        error, nll = Validation(None, None)._values(
-            SimpleNamespace(precision_plugin=plugin), batches, SimpleNamespace(ensemble=lambda resident: ensemble)
-        )
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < scores.nbytes  # the probabilities in float64 alone have four times its size
-    p = torch.from_numpy(scores).double().softmax(-1).mean(0).numpy()
-    assert error == (p.argmax(-1) != outputs.labels).mean()
-    assert math.isclose(nll, -np.log(p[np.arange(1000), outputs.labels]).mean())
 
 
 def test_evaluating_the_ensemble_does_not_change_the_training():

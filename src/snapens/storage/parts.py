@@ -200,7 +200,6 @@ def how_to_save(folder: Path, part: str) -> str:
 def save(folder: Path, part: str, members: Mapping[int, Member], labels: NDArray[np.int64], *, replace: bool) -> None:
     """Write members of a part; only one writer at a time does so, and others wait for it."""
     with durable.writing(f"the outputs of the part {part!r} in {folder}"):
-        manifest.read(folder)  # a run folder that does not exist must not be created
         durable.make_subfolder(folder / "outputs")
         lock = _lock(folder / "outputs" / "writer.lock")
         try:
