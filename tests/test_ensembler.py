@@ -234,9 +234,9 @@ def test_arguments_of_the_wrong_kind_are_rejected(net):
     with pytest.raises(ArgumentError, match="model must be an instance of Module, got SGD"):
         SnapshotEnsembler(sgd(net), net, SCHEDULE)
     with pytest.raises(
-        ArgumentError, match=r"schedule must be .* Schedule, got 100: pass CyclicCosine\(total_steps, cy"
+        ArgumentError, match=r"schedule must be .* Schedule, got SGD: pass the model, the optimizer and Cyclic"
     ):
-        SnapshotEnsembler(net, sgd(net), 100)
+        SnapshotEnsembler(net, SCHEDULE, sgd(net))
     with pytest.raises(
         ArgumentError, match=r"on_restart must be a function, got 'reset': pass fresh_weights\(build\), "
     ):
@@ -250,6 +250,14 @@ def test_arguments_of_the_wrong_kind_are_rejected(net):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, store=3)
     with pytest.raises(MismatchError, match=r"state must be what state_dict\(\) returned, got the keys \['a'\]"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE).load_state_dict({"a": 1})
+
+
+def test_an_ensemble_before_the_first_snapshot_is_rejected_with_its_step(net):
+    ensembler = SnapshotEnsembler(net, sgd(net), SCHEDULE)
+    train(net, ensembler.optimizer, ensembler, 3)
+    with pytest.raises(ArgumentError, match=r"after the first snapshot, that of step 4, got step 3 of 12: train to"):
+        ensembler.ensemble()
+    ensembler.close()
 
 
 def test_an_ensembler_shows_its_progress_and_its_store(net, tmp_path):

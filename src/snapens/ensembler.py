@@ -16,19 +16,15 @@ from . import cautions
 from .combination import Combination
 from .ensemble import Ensemble
 from .errors import ArgumentError, FinishedError, MismatchError, NonFiniteError, whole_number
-from .kept import Keep, kept, kept_by_all, reject_wrapper
+from .kept import Keep, kept, kept_by_all
+from .preconditions import check
 from .ranks import Ranks
 from .rates import Rates
-from .schedule import Schedule, check_order, description, differences
+from .schedule import Schedule, description, differences
 from .snapshots import Snapshots
-from .weights import reject_fsdp1, tensors
 
 log = logging.getLogger("snapens")
 
-_FUNCTIONS = {
-    "keep": "pass a function that returns the tensors to store, or a module",
-    "on_restart": "pass fresh_weights(build), noisy_weights(scale), reset_momentum, or a function of the ensembler",
-}
 _UNEQUAL_CYCLES = (
     "; if an earlier version began the run with cycles of unequal length, finish the run with that version"
 )
@@ -87,22 +83,7 @@ class SnapshotEnsembler:
         drive_lr: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ArgumentError(f"model must be an instance of Module, got {model!r}: pass the network")
-        if not isinstance(schedule, Schedule):
-            raise ArgumentError(
-                f"schedule must be an instance of Schedule, got {schedule!r}: pass CyclicCosine(total_steps, cycles)"
-            )
-        if not hasattr(optimizer, "param_groups"):
-            raise ArgumentError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}: pass it")
-        for name, function in (("keep", keep), ("on_restart", on_restart)):
-            if function is not None and not callable(function):
-                raise ArgumentError(f"{name} must be a function, got {function!r}: {_FUNCTIONS[name]}")
-        if on_nonfinite not in ("raise", "skip"):
-            raise ArgumentError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
-        reject_fsdp1(model)
-        _check_owner(model, optimizer)
-        check_order(schedule)
+        check(model, optimizer, schedule, keep, on_restart, on_nonfinite)
         self.model, self.optimizer, self.schedule = model, optimizer, schedule
         self.snapshots = store if isinstance(store, Snapshots) else Snapshots(store)
         self.keep = model if keep is None else keep
@@ -110,7 +91,6 @@ class SnapshotEnsembler:
         self._on_restart, self._skip = on_restart, on_nonfinite == "skip"
         self._minima, self._restarts = frozenset(schedule.snapshot_steps), frozenset(schedule.restart_steps)
         self._progress = cautions.Progress()
-        reject_wrapper(model, self.keep)
         live = kept_by_all(model, self.keep, self.ranks)
         self.ranks.together(lambda: self.snapshots.check(live))  # now, not only at the end of the first cycle
         self._rates = Rates(optimizer, schedule) if drive_lr else None
@@ -141,7 +121,8 @@ class SnapshotEnsembler:
         if self._unloaded:
             raise MismatchError(
                 f"store holds the snapshots of steps {list(self._identity['snapshots'])}, but this run is at step 0: "
-                "call load_state_dict() with the checkpoint to resume from, or rewind(), or use another store"
+                "call load_state_dict() with the checkpoint to resume from, or load the weights of an earlier step and "
+                "call rewind() with it, or use another store"
             )
         if self.completed >= self.schedule.total_steps:
             raise FinishedError(
@@ -170,7 +151,12 @@ class SnapshotEnsembler:
                 "store must be a folder for an ensemble on every rank, got memory, which only rank 0 has: pass a path"
             )
         known = [(self._identity["run"], step) for step in self._identity["snapshots"]]
-        if known and options.get("combination") is None:  # equal on all ranks, even if the folder has a later one
+        if not known:
+            raise ArgumentError(
+                f"ensemble() must be called after the first snapshot, that of step {self.schedule.snapshot_steps[0]}, "
+                f"got step {self.completed} of {self.schedule.total_steps}: train to the end of the first cycle"
+            )
+        if options.get("combination") is None:  # equal on all ranks, even if the folder has a later one
             last = options.pop("last", None)
             options["combination"] = Combination.last(len(known) if last is None else last).among(known)
         whole = self.keep if isinstance(self.keep, nn.Module) else None
@@ -218,7 +204,8 @@ class SnapshotEnsembler:
     def rewind(self, step: int) -> None:
         """Continue at a step that a checkpoint of your own recorded, instead of `load_state_dict`.
 
-        Snapshots after it are replaced when training reaches them again. Those up to it must be in the store.
+        It restores no weights: load those of this step into the model, and the optimizer's state, yourself. Snapshots
+        after it are replaced when training reaches them again. Those up to it must be in the store.
         """
         step = whole_number("step", step, 0)
         if step > self.schedule.total_steps:
@@ -294,11 +281,3 @@ class SnapshotEnsembler:
 
 def _listed(different: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}={own!r} instead of {saved!r}" for name, (own, saved) in different.items())
-
-
-def _check_owner(model: nn.Module, optimizer: Optimizer) -> None:
-    owned = {id(tensor) for tensor in tensors(model).values()}
-    if not any(id(parameter) in owned for group in optimizer.param_groups for parameter in group["params"]):
-        raise ArgumentError(
-            "optimizer must hold parameters of model, got one that holds none: build it from model.parameters()"
-        )
