@@ -117,8 +117,8 @@ def test_a_part_with_other_labels_or_classes_is_not_mixed_with_the_one_that_is_t
             r"labels must be int64, one per example \(4\), from 0 to 2, got int64 of shape \(3,\)",
         ),
         ({"labels": LABELS.astype(np.int32)}, "labels must be int64"),
-        ({"labels": LABELS + 5}, r"from 0 to 2, got values from 5 to 7$"),
-        ({"labels": LABELS - 1}, r"from 0 to 2, got values from -1 to 1$"),
+        ({"labels": LABELS + 5}, r"from 0 to 2, got values from 5 to 7: convert them to class indices$"),
+        ({"labels": LABELS - 1}, r"from 0 to 2, got values from -1 to 1: convert"),
     ],
 )
 def test_outputs_that_break_a_rule_are_rejected(change, message):

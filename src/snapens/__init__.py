@@ -42,7 +42,7 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> "Any":
     # loaded on first use, so that a schedule, or --help, does not wait for torch
-    if name in ("combine", "errors", "metrics"):
+    if name in ("combine", "errors", "metrics", "uncertainty"):
         return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'snapens' has no attribute {name!r}")

@@ -78,7 +78,7 @@ def scores(output: Any) -> Any:
         return found
     raise ArgumentError(
         f"model must return a tensor, a mapping of tensors or something with .logits, got {_kind(output)}: "
-        "change its forward()"
+        "load the snapshots into a subclass of the model whose forward() returns the scores"
     )
 
 

@@ -273,7 +273,8 @@ def _labels(labels: ArrayLike, examples: int, classes: int) -> NDArray[np.int64]
         raise ArgumentError(f"labels must have one entry per example ({examples}), got the shape {y.shape}")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= classes:
         raise ArgumentError(
-            f"labels must be whole numbers from 0 to {classes - 1}, got {y.dtype} {y.min()} to {y.max()}"
+            f"labels must be whole numbers from 0 to {classes - 1}, got {y.dtype} {y.min()} to {y.max()}: convert them "
+            "to class indices"
         )
     return y.astype(np.int64)
 

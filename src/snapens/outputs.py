@@ -56,7 +56,8 @@ class Outputs:
         if not fit or not 0 <= labels.min() <= labels.max() < classes:
             got = f"values from {labels.min()} to {labels.max()}" if fit else f"{labels.dtype} of shape {labels.shape}"
             raise ArgumentError(
-                f"labels must be int64, one per example ({found.shape[1]}), from 0 to {classes - 1}, got {got}"
+                f"labels must be int64, one per example ({found.shape[1]}), from 0 to {classes - 1}, got {got}: "
+                "convert them to class indices"
             )
 
     @classmethod

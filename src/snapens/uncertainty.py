@@ -10,6 +10,7 @@ from . import metrics
 from .activation import require_classes
 from .batches import class_scores, separate
 from .ensemble import Ensemble
+from .errors import ArgumentError
 from .pool import Pool
 from .prediction import tempered
 from .quality import Floats, Whole
@@ -44,6 +45,8 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
         >>> found.probabilities, found.mutual_information.round(4), found.used
         (array([[0.5, 0.5]]), array([0.6919]), array([2]))
     """
+    if not isinstance(inputs, Tensor):
+        raise ArgumentError(f"inputs must be a tensor, one batch, got {type(inputs).__name__}: call it per batch")
     combination, pool = ensemble.combination, Pool(ensemble.combination.exit_threshold)
     if ensemble.preprocess is not None:
         inputs = ensemble.preprocess(separate(inputs))

@@ -155,9 +155,7 @@ def test_probabilities_are_worse_beyond_two_standard_errors(together, worse):
             "The NLL is 1.0210 instead of 1.0000, with a paired standard error of 0.0100. Calibrate the ensemble on"
         )
         reason = findings(nll=(1.0, together), calibrated=True)[text].reason
-        assert reason.endswith(
-            "0.0100. Use the fitted combination below, which rescales the probabilities with a temperature."
-        )
+        assert reason.endswith("0.0100. The result of the fitted combination, below, shows whether it corrects this.")
 
 
 def test_reasons_name_the_numbers():

@@ -127,7 +127,7 @@ def _less_likely(evidence: Evidence) -> Finding | None:
     if together - last <= _STANDARD_ERRORS * evidence.nll_noise:
         return None
     if evidence.calibrated:
-        advice = "Use the fitted combination below, which rescales the probabilities with a temperature."
+        advice = "The result of the fitted combination, below, shows whether it corrects this."
     else:
         advice = f"Calibrate the ensemble on held-out {evidence.noun} before you use its probabilities."
     reason = (
