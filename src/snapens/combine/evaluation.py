@@ -1,14 +1,14 @@
 """Evaluation: how good a combination is on labelled examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .. import metrics
 from ..combination import Combination
 from ..outputs import Outputs
-from ..prediction import Prediction
+from ..prediction import Prediction, predictions
 from .calibration import calibrated_log_likelihood, deep_ensemble_equivalent
 from .held_out import FEW_EXAMPLES
 
@@ -48,6 +48,8 @@ class Evaluation:
             (0.5, (None, 0.5), 2.0)
         """
         found = Prediction.of(outputs, combination)
+        if combination is not None and combination.exit_threshold is not None:  # for the best temperature
+            outputs, combination = _answers(outputs, combination), None
         confident = max(1, round(0.8 * len(found.labels)))
         enough = len(found.labels) >= FEW_EXAMPLES
         classes = metrics.class_errors(found.wrong, found.labels, outputs.log_probabilities.shape[-1])
@@ -61,3 +63,11 @@ class Evaluation:
             equivalent=deep_ensemble_equivalent(outputs, networks, combination) if enough and networks else None,
             class_errors=tuple(None if np.isnan(error) else float(error) for error in classes),
         )
+
+
+def _answers(outputs: Outputs, combination: Combination) -> Outputs:
+    """The predictions of a combination with early exit, before the temperature, as the outputs of one member."""
+    means = [block.probabilities for block in predictions(outputs, replace(combination, temperature=1.0))]
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        scores = np.log(np.concatenate(means)).astype(np.float16)
+    return Outputs(outputs.members[-1:], scores[None], outputs.labels)
