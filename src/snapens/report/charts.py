@@ -115,6 +115,12 @@ def legend_above(axes: Any) -> None:
     leave_room(axes, 0.3)
 
 
+def legend_outside(axes: Any) -> None:
+    """A legend in one row above the axes, where it never covers data."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+
+
 def leave_room(axes: Any, share: float) -> None:
     """Extend the vertical axis upwards."""
     low, high = axes.get_ylim()
@@ -199,4 +205,4 @@ def early_exit(axes: Any, exits: Exits, fitted: tuple[float, float] | None) -> N
         axes.plot(*fitted, color=INK, linestyle="", marker="D", markersize=6, label="fitted combination", zorder=3)
     axes.set_xticks(m)
     axes.set(xlabel="members evaluated, mean")
-    axes.legend(loc="best")
+    legend_outside(axes)

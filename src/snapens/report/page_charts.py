@@ -113,8 +113,7 @@ def _reliability(summary: Summary) -> Chart:
     if len(focus.members) > 1:
         predictors[f"ensemble of {len(focus.members)}"] = (details.reliability_ensemble, ENSEMBLE)
     charts.reliability(axes, predictors)
-    # above the axes: the points of an accurate model lie on the line of 100 %
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    charts.legend_outside(axes)
     description = (
         f"The expected calibration error is {focus.single.ece:.4f} for the last snapshot "
         f"and {focus.ensemble.ece:.4f} for the ensemble."
