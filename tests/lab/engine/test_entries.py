@@ -15,6 +15,7 @@ from snapens.lab import nets
 from snapens.lab.engine.feed import Feed
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
+from snapens.lab.engine.twin import Twin
 from snapens.lab.recipe import Cutout, Mirror
 from snapens.lab.records.run import Run
 from snapens.weights import tensors
@@ -95,7 +96,7 @@ def by_hand(logits, targets, smoothing=0.0):
     """Cross-entropy with targets of which a share is spread over all classes."""
     spread = torch.full_like(logits, smoothing / logits.shape[1])
     spread[torch.arange(len(targets)), targets] += 1 - smoothing
-    return -(spread * log_softmax(logits, 1)).sum(1).mean()
+    return -(spread * log_softmax(logits.float(), 1)).sum(1).mean()
 
 
 def test_adamw_is_torchs():
@@ -146,8 +147,13 @@ def test_the_kept_average_is_torchs_exponential_moving_average():
     assert step.kept.norm.num_batches_tracked.item() == 20
 
 
-@pytest.mark.parametrize("every", [1, 4])
-def test_sam_takes_the_gradient_at_the_weights_uphill(every):
+@pytest.mark.parametrize(("every", "rounded"), [(1, False), (4, False), (4, True)])
+def test_sam_takes_the_gradient_at_the_weights_uphill(every, rounded, monkeypatch):
+    """Also with the rounded weights of a GPU, which must follow the move."""
+
+    def precision(device):
+        return torch.autocast(device.type, torch.bfloat16, enabled=rounded)
+
     recipe = tiny.recipe(sam=0.5, sam_every=every)
     feed = Feed(tiny.data().place(CPU), (Mirror(),), recipe.seed, 8)
     network, schedule, losses = nets.of(recipe, 4, {"channels": 3}), recipe.schedule(40), []
@@ -157,7 +163,8 @@ def test_sam_takes_the_gradient_at_the_weights_uphill(every):
         batch = feed.read(torch.tensor([number]))
         optimizer.param_groups[0]["lr"] = 0.05 * schedule(number)
         statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
-        found = by_hand(network(batch.inputs[::every]), batch.targets[::every])
+        with precision(CPU):
+            found = by_hand(network(batch.inputs[::every]), batch.targets[::every])
         gradients = torch.autograd.grad(found, list(network.parameters()))
         length = torch.cat([gradient.flatten() for gradient in gradients]).norm()
         network.load_state_dict(statistics, strict=False)  # only the pass with the whole batch changes them
@@ -165,13 +172,18 @@ def test_sam_takes_the_gradient_at_the_weights_uphill(every):
         with torch.no_grad():
             for parameter, gradient in zip(uphill.parameters(), gradients, strict=True):
                 parameter += 0.5 * gradient / length
-        found = by_hand(uphill(batch.inputs), batch.targets)
+        with precision(CPU):
+            found = by_hand(uphill(batch.inputs), batch.targets)
         for parameter, moved in zip(network.parameters(), uphill.parameters(), strict=True):
             parameter.grad = torch.autograd.grad(found, moved, retain_graph=True)[0]
         network.load_state_dict(dict(uphill.named_buffers()), strict=False)
         optimizer.step()
         losses.append(found.item())
     step = made(recipe)
+    if rounded:
+        monkeypatch.setattr("snapens.lab.engine.step.precision", precision)
+        step._twin = Twin(step.network, step._network_on_device())
+        step._live = step._twin.network
     assert_same(step, network, losses)
     assert step.network.norm.num_batches_tracked.item() == 20
 
