@@ -6,31 +6,34 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ..recipe.batch import Batch
+from ..recipe.sharpness import SAM
+
 _LEAST_NORM = 1e-12  # of a gradient; a smaller one moves the weights less
 
 
 class Ascent:
-    """Moves the weights of a network by `radius`, and back."""
+    """Moves the weights of a network by the radius of SAM, and back."""
 
-    def __init__(self, network: nn.Module, radius: float) -> None:
-        self._parameters, self._radius = list(network.parameters()), radius
+    def __init__(self, network: nn.Module, sharpness: SAM) -> None:
+        self._parameters, self._sharpness = list(network.parameters()), sharpness
         self._weights, self._buffers = _Kept(self._parameters), _Kept(network.buffers())
 
     @contextmanager
-    def uphill(self, find: Callable[[], object]) -> Iterator[None]:
+    def uphill(self, find: Callable[[Batch], object], batch: Batch) -> Iterator[None]:
         """Inside, the weights are moved along the gradients that `find` computes; afterwards they are as before.
 
-        BatchNorm statistics do not change when the gradients are computed, because `find` may use a small batch.
+        The gradients are those of every n-th example of the batch, so BatchNorm statistics do not change.
         """
         self._buffers.save()
-        find()
+        find(batch.every(self._sharpness.every))
         self._buffers.restore()
         self._weights.save()
         pairs = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         gradients = [gradient for _, gradient in pairs]
         with torch.no_grad():
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            torch._foreach_mul_(gradients, self._radius / norm.clamp(min=_LEAST_NORM))
+            torch._foreach_mul_(gradients, self._sharpness.radius / norm.clamp(min=_LEAST_NORM))
             torch._foreach_add_([parameter for parameter, _ in pairs], gradients)
         for parameter, _ in pairs:
             parameter.grad = None

@@ -80,7 +80,7 @@ class TrainingStep:
             for group in self.optimizer.param_groups
         ]
         recipe.optimizer.create_state(self.optimizer)
-        self._ascent = None if recipe.sharpness is None else Ascent(self.network, recipe.sharpness.radius)
+        self._ascent = None if recipe.sharpness is None else Ascent(self.network, recipe.sharpness)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, step: int) -> None:
@@ -249,9 +249,7 @@ class TrainingStep:
 
     def _gradients_uphill(self, batch: Batch, ascent: Ascent) -> Tensor:
         """The same, at weights that were moved to a higher loss."""
-        assert self.recipe.sharpness is not None
-        some = batch.every(self.recipe.sharpness.every)
-        with ascent.uphill(lambda: self._gradients(some)):
+        with ascent.uphill(self._gradients, batch):
             self._follow()
             return self._gradients(batch)
 

@@ -75,7 +75,7 @@ class Settings:
     """carried: the average continues over a restart; reset: it starts again from the weights at the restart."""
     sam: float | None = None
     """Use sharpness-aware minimisation (SAM) with this radius, such as 0.1."""
-    sam_every: int = 4
+    sam_every: int = SAM.every
     """Compute the direction of sam from every n-th example of a batch. With 4, a step takes about 1.3 times as long."""
     warmup_epochs: int = 0
     """Warm-up epochs before the first cycle, included in epochs."""
@@ -97,7 +97,7 @@ class Settings:
             raise ArgumentError(f"momentum must be given for sgd only, got {self.momentum} for {self.optimizer}")
         if self.ema is None and self.ema_at_restart != "carried":
             raise ArgumentError(f"ema_at_restart must be given with ema only, got {self.ema_at_restart!r}: add ema")
-        if self.sam is None and self.sam_every != 4:
+        if self.sam is None and self.sam_every != SAM.every:
             raise ArgumentError(f"sam_every must be given with sam only, got {self.sam_every}: add sam")
         given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
