@@ -152,11 +152,9 @@ def local_statistics_are_those_of_each_part(world, path):
     step(0)
     torch.testing.assert_close(step.network.norm.running_mean, expected)
     assert not equal_on_all(world, expected)
-    for every, parts, least in ((3, 1, 1), (4, 2, 2)):  # each process has 4 examples
-        sharp = tiny.replace(LOCAL, batchnorm_parts=parts, sharpness=sharpness.SAM(every=every))
-        rule = f"sam_every must divide the 4 examples of each process into parts of {least} or more, got {every}"
-        with pytest.raises(SnapensError, match=rule):
-            prepare([(sharp, path / "sharp")], tiny.load, CPU, world=world)
+    sharp = tiny.replace(LOCAL, sharpness=sharpness.SAM(every=3))
+    with pytest.raises(SnapensError, match="sam_every must divide batch / processes = 4, got 3: use another"):
+        prepare([(sharp, path / "sharp")], tiny.load, CPU, world=world)
     with pytest.raises(SnapensError, match="batchnorm_parts must be the number of processes, 2, or 1, got 3"):
         prepare([(tiny.replace(LOCAL, batchnorm_parts=3), path / "three")], tiny.load, CPU, world=world)
 
@@ -229,11 +227,10 @@ def test_one_process_of_torchrun_is_alone(monkeypatch):
 
 
 def test_a_process_may_have_one_example_with_its_own_statistics():
-    """Its values are those of all pixels. Only SAM with a part of a batch needs more examples."""
+    """Its values are those of all pixels."""
     recipe = tiny.replace(tiny.recipe(network="small", batch=2), batchnorm_parts=2)
-    World(0, 2).check(recipe)
-    with pytest.raises(ArgumentError, match=r"sam_every must divide the 1 examples of each process into parts of 2"):
-        World(0, 2).check(tiny.replace(recipe, sharpness=sharpness.SAM(every=1)))
+    for sam in (None, sharpness.SAM(every=1)):
+        World(0, 2).check(tiny.replace(recipe, sharpness=sam))
 
 
 @pytest.fixture

@@ -58,11 +58,10 @@ class World:
         if recipe.sharpness is None or self.count == 1:
             return
         rows, every = recipe.budget.batch // self.count, recipe.sharpness.every
-        least = 2 if recipe.batchnorm_parts > 1 else 1  # BatchNorm needs two examples
-        if rows % every or rows < least * every:
+        if rows % every:
             raise ArgumentError(
-                f"sam_every must divide the {rows} examples of each process into parts of {least} or more, got "
-                f"{every}: use a smaller --sam-every, a larger --batch or fewer processes"
+                f"sam_every must divide batch / processes = {rows}, got {every}: "
+                "use another --sam-every, --batch or number of processes"
             )
 
     def agree(self, action: Callable[[], T]) -> T:

@@ -107,11 +107,11 @@ class Recipe(Value):
     """None: gradients are those at the weights themselves."""
 
     def check(self) -> None:
-        """The seed fits into 63 bits; there is at least one part; SAM uses at least two examples."""
+        """The seed fits into 63 bits; there is at least one part; SAM needs an example of the batch."""
         require_at_least(1, batchnorm_parts=self.batchnorm_parts)
-        if self.sharpness is not None:  # BatchNorm needs two
-            rule = f"be at most half of batch={self.budget.batch}, so that two examples are left"
-            require(2 * self.sharpness.every <= self.budget.batch, "sam_every", rule, self.sharpness.every)
+        if self.sharpness is not None:
+            rule = f"be at most batch={self.budget.batch}"
+            require(self.sharpness.every <= self.budget.batch, "sam_every", rule, self.sharpness.every)
         require(0 <= self.seed < 1 << 63, "seed", "be at least 0 and less than 2 to the 63", self.seed)
 
     @classmethod
