@@ -63,7 +63,10 @@ def command(network):
 def test_a_signal_during_the_rehearsal_ends_at_once_and_begins_no_run(folder, capfd):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert main(command("rehearsal")) == 130
-    assert "snapens: interrupted; the same command with --resume continues" in capfd.readouterr().err
+    assert capfd.readouterr().err.endswith(
+        "\nsnapens: stopping; press Ctrl-C again to quit at once\n"
+        "snapens: interrupted; the same command with --resume continues the training\n"
+    )
     assert not (folder / "run").exists()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 

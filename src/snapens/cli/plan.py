@@ -109,9 +109,10 @@ def _train_on_ray(
     if options.download:  # once, not on every machine
         load.read(recipe for recipe, _ in jobs)
     say("connecting to Ray" if plan.ray else "starting Ray on this machine")
-    with cluster.connect(plan.ray[0] if plan.ray else None) as connected, Interrupt() as interrupt:
+    with cluster.connect(plan.ray[0] if plan.ray else None) as connected:
         try:
-            return _follow(connected, jobs, options, plan, curves, failures, interrupt)
+            with (interrupt := Interrupt()):
+                return _follow(connected, jobs, options, plan, curves, failures, interrupt)
         except KeyboardInterrupt:
             say(f"snapens: interrupted; {AGAIN} continues the training")
             return 128 + interrupt.number

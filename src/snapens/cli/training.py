@@ -42,9 +42,13 @@ def train(
     to, in which other packs follow unless it `is_last`. `again` is the command that continues the training after an
     interruption; a pack that has finished although it was interrupted has nothing to continue if it is the last one.
     """
-    with Interrupt(quiet=not processes.is_first()) as interrupt, Failures() as own:
+    interrupt = Interrupt(quiet=not processes.is_first())
+    with Failures() as own:
         try:
-            return _train(jobs, options, load or Loader(options), curves, teachers, failures or own, interrupt, is_last)
+            with interrupt:  # its own message is printed before those below
+                return _train(
+                    jobs, options, load or Loader(options), curves, teachers, failures or own, interrupt, is_last
+                )
         except KeyboardInterrupt:
             say(f"snapens: interrupted; {again} continues the training")
             return 128 + interrupt.number
