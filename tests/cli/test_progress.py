@@ -20,8 +20,8 @@ def running(**changes):
         "completed": 50,
         "epoch": 5.0,
         "lr": 0.05,
-        "log": SimpleNamespace(loss=1.25, images_per_second=16.0),
-        "seconds_left": 25.0,
+        "log": SimpleNamespace(loss=1.25),
+        "images_per_second": 16.0,
         "rehearsal_seconds": 2.0,
         "finished": False,
         "failure": None,
@@ -29,28 +29,27 @@ def running(**changes):
     return SimpleNamespace(**values | changes)
 
 
-NOTHING = SimpleNamespace(loss=None, images_per_second=None)
-BEGUN = {"completed": 0, "epoch": 0.0, "log": NOTHING, "seconds_left": None}
+BEGUN = {"completed": 0, "epoch": 0.0, "log": SimpleNamespace(loss=None), "images_per_second": None}
 
 
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
         ({}, "epoch 5.0 / 10, lr 0.0500, loss 1.250, 16 images/s, 0:25 left"),
-        # two of 100 steps took 40 seconds: 98 more take 1,960
+        # two of 100 steps of 8 images took 40 seconds: 98 more take 1,960
         (
-            {**BEGUN, "completed": 2, "epoch": 0.2, "seconds_left": 1960.0},
+            {**BEGUN, "completed": 2, "epoch": 0.2, "images_per_second": 0.4},
             "epoch 0.2 / 10, lr 0.0500, loss –, 0.4 images/s, 32:40 left",
         ),
         # not one step yet: the rehearsed one took two seconds
         (BEGUN, "epoch 0.0 / 10, lr 0.0500, loss –, 4.0 images/s, 3:20 left"),
         # a diverging run, and one at a small rate with a small loss
         (
-            {"lr": 2.5e7, "log": SimpleNamespace(loss=1.4493516e21, images_per_second=16.0)},
+            {"lr": 2.5e7, "log": SimpleNamespace(loss=1.4493516e21)},
             "epoch 5.0 / 10, lr 2.5e+07, loss 1.45e+21, 16 images/s, 0:25 left",
         ),
         (
-            {"lr": 2e-5, "log": SimpleNamespace(loss=0.00123, images_per_second=16.0)},
+            {"lr": 2e-5, "log": SimpleNamespace(loss=0.00123)},
             "epoch 5.0 / 10, lr 2e-05, loss 0.00123, 16 images/s, 0:25 left",
         ),
         ({**BEGUN, "rehearsal_seconds": None}, "epoch 0.0 / 10, lr 0.0500, loss –, – images/s, – left"),
@@ -77,11 +76,12 @@ def test_bars_and_lines_show_an_estimate_from_the_beginning(monkeypatch, capsys,
 
 NUMBERS = "epoch 299.9 / 300 lr 0.0999 loss 4.041 21,270 images/s 1:23:45 left"
 LARGE = {
-    "recipe": SimpleNamespace(budget=SimpleNamespace(epochs=300, batch=8)),
+    "recipe": SimpleNamespace(budget=SimpleNamespace(epochs=300, batch=128)),
+    "total_steps": 50 + 835_029,
     "epoch": 299.9,
     "lr": 0.0999,
-    "log": SimpleNamespace(loss=4.041, images_per_second=21270.4),
-    "seconds_left": 5025.0,
+    "log": SimpleNamespace(loss=4.041),
+    "images_per_second": 21270.4,  # the steps left take 5,025 seconds
 }
 
 

@@ -206,14 +206,12 @@ class Counting:
 
 def _fields(training: "Shown") -> dict[str, Any]:
     """The values of a bar or a line; before the first step, speed and time left are those of the rehearsed step."""
-    steps, left = training.total_steps - training.completed, training.seconds_left
-    speed, epochs = training.log.images_per_second, training.recipe.budget.epochs
-    if left is None and training.rehearsal_seconds is not None:
-        left = steps * training.rehearsal_seconds
-    if speed is None and left:
-        speed = steps * training.recipe.budget.batch / left
+    budget, speed = training.recipe.budget, training.images_per_second
+    if speed is None and training.rehearsal_seconds is not None:
+        speed = budget.batch / training.rehearsal_seconds
+    left = None if speed is None else (training.total_steps - training.completed) * budget.batch / speed
     return {
-        "epoch": f"{epochs if training.finished else training.epoch:.1f} / {epochs}",  # a partial batch is left out
+        "epoch": f"{budget.epochs if training.finished else training.epoch:.1f} / {budget.epochs}",  # a partial batch is left out
         "lr": _number(training.lr, 4),
         "loss": "–" if training.log.loss is None else _number(training.log.loss, 3),
         "speed": "–" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",

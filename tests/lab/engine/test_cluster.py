@@ -253,6 +253,7 @@ def test_a_followed_run_shows_what_its_log_says(tmp_path):
     train(prepare([(tiny.recipe(), tmp_path / "run")], tiny.load, torch.device("cpu"), resume=True))
     assert run.refresh()
     assert (run.completed, run.total_steps, run.epoch, run.finished) == (20, 20, 4.0, True)
+    assert run.images_per_second > 0  # although it was too fast to be measured
     assert run.log.loss == [line["loss"] for line in Run(tmp_path / "run").log() if "loss" in line][-1]
     (tmp_path / "run/log.jsonl").write_text("damaged\n\n")
     assert run.refresh()  # no error: the process that trains reports it

@@ -229,8 +229,10 @@ def test_speed_is_counted_from_the_line_before_also_across_a_minimum(tmp_path, m
     monkeypatch.setattr(TrainingStep, "log_probabilities", evaluated)
     monkeypatch.setattr(training_module, "_BURST_STEPS", 1)
     recipe = tiny.recipe(batch=10, epochs=5)
+    [begun] = trained((recipe, tmp_path / "begun"), **until(3))  # not measured yet, but estimated
+    assert begun.images_per_second == pytest.approx(10 / 2)
     [training] = trained((recipe, tmp_path / "run"), state_seconds=1e9, **until(13))
-    assert training.seconds_left == pytest.approx(7 * 2)
+    assert training.images_per_second == pytest.approx(10 / 2)
     trained((recipe, tmp_path / "run"), state_seconds=1e9, resume=True)
     lines = [line for line in Run(tmp_path / "run").log() if line["event"] == "trained"]
     assert [line["step"] for line in lines] == [4, 8, 10, 12, 16, 20]  # an epoch has four steps, a cycle ten

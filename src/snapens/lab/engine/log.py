@@ -70,13 +70,12 @@ class TrainingLog:
         """The training time, including the time before the run was resumed."""
         return time.monotonic() - self._began
 
-    def seconds_left(self, completed: int) -> float | None:
-        """The remaining time, estimated from the first steps until a speed is measured; None before the first step."""
-        left = (self._schedule.total_steps - completed) * self._recipe.budget.batch
+    def speed(self, completed: int) -> float | None:
+        """Images per second, estimated from the first steps until they are measured; None before the first step."""
         if self.images_per_second is not None:
-            return left / self.images_per_second
+            return self.images_per_second
         done = (completed - self._first) * self._recipe.budget.batch
-        return left / done * (time.monotonic() - self._started) if done else None
+        return done / (time.monotonic() - self._started) if done else None
 
     def end_stretch(self, completed: int) -> None:
         """Queue the mean loss since the last line; it is written when it has arrived on the host."""

@@ -112,9 +112,9 @@ class Training:
         return self.completed == self.total_steps
 
     @property
-    def seconds_left(self) -> float | None:
-        """The remaining time at the current speed; None before the first step."""
-        return self.log.seconds_left(self.completed)
+    def images_per_second(self) -> float | None:
+        """The current speed; None before the first step."""
+        return self.log.speed(self.completed)
 
     @property
     def ready(self) -> bool:

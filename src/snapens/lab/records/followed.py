@@ -18,7 +18,7 @@ class Followed:
         self.epoch, self.lr = 0.0, recipe.optimizer.lr
         self.finished = False
         self.failure: str | None = None
-        self.seconds_left: float | None = None
+        self.images_per_second: float | None = None
         self.rehearsal_seconds: float | None = None
 
     def refresh(self) -> bool:
@@ -34,9 +34,8 @@ class Followed:
             last, epochs = trained[-1], self.recipe.budget.epochs
             self.completed, self.epoch, self.lr = last["step"], last["epoch"], last["lr"]
             self.total_steps = max(self.completed, round(self.completed * epochs / self.epoch))
-            self.log.loss, self.log.images_per_second = last["loss"], last["images_per_second"]
-            images = (self.total_steps - self.completed) * self.recipe.budget.batch
-            self.seconds_left = images / self.log.images_per_second if self.log.images_per_second else None
+            self.log.loss, images = last["loss"], self.completed * self.recipe.budget.batch
+            self.images_per_second = last["images_per_second"] or images / last["seconds"]
         return True
 
 
@@ -44,6 +43,5 @@ class FollowedLog:
     """The last values in the log of a followed run."""
 
     loss: float | None = None
-    images_per_second: float | None = None
     lines = 0
     """The number of lines that were read."""
