@@ -192,6 +192,15 @@ def test_an_interrupted_sweep_continues_with_resume_to_the_same_snapshots(folder
     assert_equal(snapshots("runs"), snapshots("whole"))
 
 
+def test_runs_are_labelled_by_the_flags_with_several_values(folder, capsys):
+    assert sweep("--sam", "0.05", "0.1", "--sam-every", "2", "--transforms", "mirror,cutout=4", "", "--ema", "0.9") == 0
+    shown = capsys.readouterr().out
+    for sam in (0.05, 0.1):
+        for text, names in (("mirror,cutout=4", ("mirror", "cutout=4")), ('""', ())):
+            path = of(sam=sam, sam_every=2, transforms=names, ema=0.9)
+            assert f"\ntransforms {text}, sam {sam}: {path}\n" in shown
+
+
 def test_a_run_that_fails_does_not_stop_the_others(folder, capsys):
     assert sweep("--lr", "1e30", "0.1", "--batch", "49", "8") == 1
     assert [path for path in Path("runs").iterdir() if Run(path).finished] == [of(lr=0.1)]

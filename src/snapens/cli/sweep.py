@@ -1,7 +1,7 @@
 """`snapens sweep`: train one run for every combination of settings."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -87,7 +87,8 @@ class Sweep:
             common = values_of_preset(self.preset, values)
             values = {**{name: [value] for name, value in common.items()}, **values}
             note_random_weights(self.preset, values.get("network", ()))
-        recipes, load = variations(values), Loader(self.training, keep=True)
+        chosen, load = variations(values), Loader(self.training, keep=True)
+        recipes = list(chosen)
         if "held_out" not in values:
             recipes = processes.world().agree(lambda: _with_held_out(recipes, load))
         jobs = [(recipe, self.out / run_name(recipe)) for recipe in recipes]
@@ -97,7 +98,9 @@ class Sweep:
         status = train_plan(jobs, self.training, self.plan, load)
         processes.end_others(status)
         if finished := states(jobs)["finished"]:
-            tables.sweep(_groups(jobs, finished))
+            varied = [name for name, given in values.items() if name != "seed" and len(set(given)) > 1]
+            labels = [_label(varied, settings) for settings in chosen.values()]
+            tables.sweep(_groups(zip(labels, (path for _, path in jobs), strict=True), finished))
             if len(finished) < len(jobs):
                 sys.stdout.write(f"{len(finished)} of {len(jobs)} runs are finished\n")
             sys.stdout.write(f"next: snapens report {self.out}\n")
@@ -127,28 +130,29 @@ def _with_held_out(recipes: Sequence[Recipe], load: "Loader") -> list[Recipe]:
     return [replace(recipe, dataset=found[recipe.dataset]) for recipe in recipes]
 
 
-def _groups(jobs: "Jobs", finished: Sequence[Path]) -> dict[str, list[Any]]:
-    """The finished runs by the settings that differ within the sweep, other than the seed."""
+def _groups(paths: Iterable[tuple[str, Path]], finished: Sequence[Path]) -> dict[str, list[Any]]:
+    """The finished runs by their labels."""
     from ..lab.records.run import Run
 
-    flat = [{**recipe.flat(), "seed": None} for recipe, _ in jobs]
-    names = [
-        name for name in dict.fromkeys(key for one in flat for key in one) if len({one.get(name) for one in flat}) > 1
-    ]
     found: dict[str, list[Run]] = {}
-    for settings, (_, path) in zip(flat, jobs, strict=True):
-        words = [f"{_short(name)} {_word(settings[name])}" for name in names if name in settings]
+    for label, path in paths:
         if path in finished:
-            found.setdefault(", ".join(words) or "all", []).append(Run(path))
+            found.setdefault(label, []).append(Run(path))
     return found
 
 
-def _short(name: str) -> str:
-    """The last word of a dotted name, or that before `kind`: method.kind is the method."""
-    return name.removesuffix(".kind").rpartition(".")[-1]
+def _label(varied: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """The settings of a run that differ within the sweep, other than the seed, as on the command line.
+
+    Examples:
+        >>> _label(["sam_every", "transforms"], {"sam": 0.1, "sam_every": 2, "transforms": ("mirror", "cutout=16")})
+        'sam-every 2, transforms mirror,cutout=16'
+    """
+    words = [f"{name.replace('_', '-')} {_word(settings[name])}" for name in varied if name in settings]
+    return ", ".join(words) or "all"
 
 
 def _word(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(_word, value))
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "kind", None) or value)
+        return ",".join(value) or '""'
+    return f"{value:g}" if isinstance(value, float) else str(value)

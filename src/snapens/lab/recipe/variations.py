@@ -10,8 +10,8 @@ from .settings import Settings
 _ONLY_FOR = {"pattern": ("method", "grow"), "momentum": ("optimizer", "sgd")}
 
 
-def variations(values: Mapping[str, Sequence[Any]]) -> list[Recipe]:
-    """One recipe per combination of values of `Settings`, each recipe once.
+def variations(values: Mapping[str, Sequence[Any]]) -> dict[Recipe, dict[str, Any]]:
+    """One recipe per combination of values of `Settings`, each recipe once, with its values.
 
     If `method` includes grow, `pattern` applies to grow only; likewise `momentum` applies to sgd only.
 
@@ -20,11 +20,11 @@ def variations(values: Mapping[str, Sequence[Any]]) -> list[Recipe]:
         >>> [recipe.method.written() for recipe in found]
         [{'kind': 'single'}, {'kind': 'grow', 'pattern': ['warm', 'fresh']}, {'kind': 'grow'}]
     """
-    found: dict[Recipe, None] = {}
+    found: dict[Recipe, dict[str, Any]] = {}
     for chosen in product(*values.values()):
         settings = dict(zip(values, chosen, strict=True))
         for name, (kind, needed) in _ONLY_FOR.items():
             if needed in values.get(kind, ()) and settings[kind] != needed:
                 settings.pop(name, None)
-        found[Settings(**settings).recipe()] = None
-    return list(found)
+        found[Settings(**settings).recipe()] = settings
+    return found
