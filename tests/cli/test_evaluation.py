@@ -59,7 +59,7 @@ def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_th
     assert [gain["choice"] for gain in found["gains"]] == ["temperature", "members", "exit_threshold"]
     for gain in found["gains"]:
         named = f"{gain['nll']:.4f}  {-gain['nll_gain']['mean']:+.4f} ± {gain['nll_gain']['standard_error']:.4f}"
-        assert named in shown
+        assert named.replace("-", "−") in shown
 
     assert main(["evaluate", str(folder), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -99,6 +99,17 @@ def test_a_choice_that_raises_the_nll_of_other_examples_is_named_with_its_remedy
     assert err == (
         "snapens: the choice of the members raised the NLL of examples that it was not fitted on: use --members all\n"
     )
+
+
+def test_no_number_is_cut_on_a_narrow_terminal_and_no_change_has_no_minus(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    outputs(folder, 0)
+    assert main(["combine", str(folder), "--members", "3", "--no-temperature", "--no-exit"]) == 0
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("members "))
+    assert row[2:5] + row[6:] == ["+0.00", "±", "0.00", "+0.0000", "±", "0.0000", "3.00"]
+    assert main(["evaluate", str(folder)]) == 0
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("members used "))
+    assert row == ["members", "used", "1.00", "3.00", "3.00"]
 
 
 def test_a_choice_that_is_worse_within_the_noise_is_not_advised_against(folder, capsys):

@@ -18,8 +18,9 @@ from ..lab.paper.cells import run_name
 from ..lab.recipe import Settings
 from ..lab.recipe.value import unknown
 from . import processes
+from .combining import Combine
 from .distillation import Distill
-from .evaluation import Combine, Evaluate
+from .evaluation import Evaluate
 from .exporting import Export
 from .options import Flag, Place, Preset, Runs, TrainingOptions, arg
 from .paper import Paper

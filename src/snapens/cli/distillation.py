@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from ..lab.paper.cells import run_name
 from ..lab.recipe import Budget, Distillation, Network, Recipe, Snapshot
 from . import processes
-from .evaluation import Folder, combination_of
-from .options import Flag, ImportNetwork, Place, TrainingOptions, arg
+from .combining import combination_of
+from .options import Flag, Folder, ImportNetwork, Place, TrainingOptions, arg
 
 if TYPE_CHECKING:
     from ..lab.recipe import Teacher

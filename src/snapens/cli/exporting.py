@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from .evaluation import Folder, combination_of
+from .combining import combination_of
 from .messages import say
-from .options import Flag, ImportNetwork, Place, arg
+from .options import Flag, Folder, ImportNetwork, Place, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from torch import Tensor

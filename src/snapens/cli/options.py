@@ -22,6 +22,7 @@ ImportNetwork = Annotated[
     ),
 ]
 Preset = Annotated[str | None, arg("NAME")]
+Folder = Annotated[Path, tyro.conf.Positional, arg("RUN", "(required)")]
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, arg("RUN [RUN ...]", "(required)")]
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional
 
 from ..errors import ArgumentError
-from .evaluation import Folder, combination_of
+from .combining import combination_of
 from .messages import say, uncut
-from .options import ImportNetwork, arg
+from .options import Folder, ImportNetwork, arg
 
 if TYPE_CHECKING:
     from ..combination import Combination

@@ -207,11 +207,12 @@ class Counting:
 def _fields(training: "Shown") -> dict[str, Any]:
     """The values of a bar or a line; before the first step, speed and time left are those of the rehearsed step."""
     budget, speed = training.recipe.budget, training.images_per_second
+    epoch = budget.epochs if training.finished else training.epoch  # a partial batch is left out
     if speed is None and training.rehearsal_seconds is not None:
         speed = budget.batch / training.rehearsal_seconds
     left = None if speed is None else (training.total_steps - training.completed) * budget.batch / speed
     return {
-        "epoch": f"{budget.epochs if training.finished else training.epoch:.1f} / {budget.epochs}",  # a partial batch is left out
+        "epoch": f"{epoch:.1f} / {budget.epochs}",
         "lr": _number(training.lr, 4),
         "loss": "–" if training.log.loss is None else _number(training.log.loss, 3),
         "speed": "–" if speed is None else f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",

@@ -10,7 +10,7 @@ from tyro.conf import Positional, subcommand
 from ..errors import ArgumentError
 from ..lab.recipe import Settings
 from ..storage import jsonfile
-from .evaluation import in_words
+from .combining import in_words
 from .interrupt import Interrupt
 from .loader import data_root, import_from_here, import_network_of
 from .options import Flag, ImportNetwork, Place, arg
