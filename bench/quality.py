@@ -10,8 +10,8 @@ data set (`--outside`). For predictors that were not fitted on the held-out imag
 NLL on these images, so that a predictor can be chosen. The predictors are:
 
 - the last snapshot, and the mean of all snapshots,
-- the combination that `combine.fit` fits on the held-out images, by default and without early snapshots that raise the
-  NLL; for a run without held-out images, the combination in its folder, if there is one (`snapens combine --like`),
+- the combination that `combine.fit` fits on the held-out images; for a run without held-out images, the combination in
+  its folder, if there is one (`snapens combine --like`),
 - one network whose weights are the mean of all snapshots (stochastic weight averaging, SWA), with BatchNorm statistics
   of augmented training images,
 - for a run that stores an average of the weights (`--ema`), the last weights without averaging.
@@ -77,37 +77,29 @@ class Measured:
             ensembles = [run.ensemble(raw=False, device=self.device, import_network=True) for run in self.runs]
             outside = joined([self._outputs(ensemble, self.outside) for ensemble in ensembles])
         plain = {"last snapshot": Combination(test.members[-1:]), "all snapshots": Combination(test.members)}
-        fitted = self._fitted(held_out)
         for name, choice in plain.items():
             self._add(name, choice, test, outside, held_out)
-        for name, choice in fitted.items():
-            self._add(name, choice, test, outside)
+        if (fitted := self._fitted(held_out)) is not None:
+            self._add("fitted", fitted, test, outside)
         if len(self.runs) == 1 and len(test.members) > 1:
             self._add_network("weight average", average(map(self.run.snapshots.load, self.run.snapshots.steps)))
         if len(self.runs) == 1 and self.recipe.averaging is not None:
             self._add_network("without averaging", self._trained(), statistics=False)
-        of_each = len(test.members) // len(self.runs)
         return {
             "recipe": self.recipe.written(),
             "seeds": [run.recipe.seed for run in self.runs],
             "outside": self.outside_name,
             "training": self._training(),
             "members": [Evaluation.of(test, Combination((member,))).error for member in test.members],
-            "prefixes": [Evaluation.of(test, Combination.last(m + 1)).error for m in range(of_each)],
             "history": self._history(test),
             "predictors": self.predictors,
-            "combinations": {name: asdict(choice) for name, choice in fitted.items()},
         }
 
-    def _fitted(self, held_out: Outputs | None) -> dict[str, Combination]:
-        """The combinations that are fitted on held-out images of these runs or, without such images, of another run."""
+    def _fitted(self, held_out: Outputs | None) -> Combination | None:
+        """The combination that is fitted on held-out images of these runs or, without such images, of another run."""
         if held_out is not None:
-            return {
-                "fitted": combine.fit(held_out),
-                "fitted, drop-early": combine.fit(held_out, members="drop-early"),
-            }
-        transferred = Combination.find(self.run.path) if len(self.runs) == 1 else None
-        return {} if transferred is None else {"fitted": transferred}
+            return combine.fit(held_out)
+        return Combination.find(self.run.path) if len(self.runs) == 1 else None
 
     def _training(self) -> dict[str, object]:
         """The hardware and software, and the seconds of all runs."""

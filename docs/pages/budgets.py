@@ -33,16 +33,13 @@ class Spending:
     seeds: tuple[int, ...]
     percent: tuple[float, ...]
     """Test errors of all snapshots together, or of one model."""
-    last_percent: tuple[float, ...]
-    """Test errors of the last snapshot."""
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Spending":
         """From an entry of the file."""
         recipe = Recipe.of(entry["recipe"])
-        errors = {members: tuple(entry[f"test {members}"]["error_percent"]) for members in ("last", "all")}
         members = "last" if is_one_model(recipe) else "all"
-        return cls(recipe, tuple(entry["seeds"]), errors[members], errors["last"])
+        return cls(recipe, tuple(entry["seeds"]), tuple(entry[f"test {members}"]["error_percent"]))
 
     @property
     def way(self) -> str:
@@ -74,11 +71,6 @@ class Spending:
     def error(self) -> str:
         """The mean test error in percent."""
         return decimal(self.mean, 2)
-
-    @property
-    def last(self) -> str:
-        """The mean test error of the last snapshot alone, in percent."""
-        return decimal(fmean(self.last_percent), 2)
 
     def __sub__(self, other: "Spending") -> str:
         """The difference of the test errors in points, seed by seed, with its standard deviation."""

@@ -48,8 +48,6 @@ def words(recipe: Recipe) -> str:
     if recipe.averaging is not None:
         average = _with_settings("EMA", recipe.averaging)
         parts.append(f"{average} of the weights" if way(recipe) == "cosine" else f"each snapshot an {average}")
-    elif standard(recipe).averaging is not None:
-        parts.append("without EMA")
     return ", ".join([*parts, *changes(recipe)])
 
 
@@ -79,7 +77,8 @@ def _changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
         and not name.startswith(_OF_OTHER_WORDS)
         and (name not in theirs or value != theirs[name])
     ]
-    return (*_transforms(recipe, other), *_sharpness(recipe, other), *settings)
+    sharpness = [] if recipe.sharpness is None else [_with_settings("SAM", recipe.sharpness)]
+    return (*_transforms(recipe, other), *sharpness, *settings)
 
 
 def _setting(name: str, value: Any) -> str:
@@ -114,17 +113,7 @@ def _transforms(recipe: Recipe, other: Recipe) -> list[str]:
     ours, theirs = recipe.transforms, other.transforms or ()
     added = _listed([one for one in ours if one not in theirs])
     removed = _listed([one for one in theirs if one not in ours])
-    if added and removed:
-        return [f"{added} instead of {removed}"]
-    if added:
-        return [f"with {added}"]
-    return [f"without {removed}"] if removed else [f"order of transforms: {_listed(ours)}"]
-
-
-def _sharpness(recipe: Recipe, other: Recipe) -> list[str]:
-    if recipe.sharpness == other.sharpness:
-        return []
-    return ["without SAM"] if recipe.sharpness is None else [_with_settings("SAM", recipe.sharpness)]
+    return [f"{added} instead of {removed}" if added and removed else f"transforms: {_listed(ours)}"]
 
 
 def _listed(transforms: Any) -> str:

@@ -49,7 +49,7 @@ def test_a_run_is_found_by_its_properties():
     averaged, whole = cosine(0.17, ema=0.999), cosine(0.16, held_out=0)
     every = Qualities((plain, cut, long, pooled, averaged, whole, ensemble(0.3, 0.2)))
     assert every.one(way="cosine", epochs=60, images=45_000, seeds=(0,), averaged=False, changes=()) is plain
-    assert every.one(changes=("without cutout",)) is cut
+    assert every.one(changes=("transforms: mirroring and TrivialAugment",)) is cut
     assert every.one(transforms=("mirror", "trivialaugment")) is cut
     assert every.one(epochs=120) is long
     assert every.one(seeds=(0, 1), epochs=60) is pooled
@@ -64,7 +64,7 @@ def test_a_look_up_that_finds_none_or_several_runs_fails():
         every.one(epochs=30)
     with pytest.raises(
         ArgumentError,
-        match=r"which 2 runs have \(one cosine, 60 epochs, seeds \(0,\); one cosine, without cutout, 60 epochs, seeds",
+        match=r"which 2 runs have \(one cosine, 60 epochs, seeds \(0,\); one cosine, transforms: mirroring",
     ):
         every.one(way="cosine")
 
@@ -93,7 +93,14 @@ def test_the_first_table_is_grouped_by_the_budget_and_marks_its_best_error():
     )
     assert cells(quality_tables.errors(runs)) == [
         ["30", "one cosine", "10.0", "**23.00**", "–", "–"],
-        ["60", "one cosine, EMA of the weights, without cutout", "10.0", "19.80", "**19.13**", "–"],
+        [
+            "60",
+            "one cosine, EMA of the weights, transforms: mirroring and TrivialAugment",
+            "10.0",
+            "19.80",
+            "**19.13**",
+            "–",
+        ],
         ["", "2 independent runs of 30 epochs: one cosine", "10.0", "20.50", "–", "19.50"],
         ["", "Snapshot Ensemble, 3 cycles", "10.0", "22.00", "–", "21.00"],
         ["120", "Snapshot Ensemble, 3 cycles, each snapshot an EMA", "20.6", "–", "18.54", "**18.01**"],
@@ -129,7 +136,7 @@ def test_the_second_table_shows_one_cosine_with_and_without_its_average():
     errors = {"without averaging": 0.198, "last snapshot": 0.1913, "all snapshots": 0.1913}
     averaged = run(errors, cycles=1, ema=0.999, **WITHOUT_CUTOUT)
     assert [row[:4] for row in cells(quality_tables.details(Qualities((averaged,))))] == [
-        ["60", "one cosine, without cutout", "3", "19.80"],
+        ["60", "one cosine, transforms: mirroring and TrivialAugment", "3", "19.80"],
         ["", "… its exponential moving average (EMA)", "3", "**19.13**"],
     ]
 
