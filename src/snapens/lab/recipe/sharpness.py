@@ -15,7 +15,8 @@ class SAM(Value):
     """
 
     radius: float = 0.1
-    """The length of the move: the norm over all parameters."""
+    """The length of the move: the norm over all parameters. With bfloat16, as on a GPU, weights that would move by
+    less than their rounding error stay or move further, so a small move differs from the exact one."""
     every: int = 4
     """The direction is computed from every n-th example of a batch; 1: from all examples, as in the original method."""
 
