@@ -182,6 +182,7 @@ def choices() -> dict[str, object]:
             {
                 "run": f"{label}, seed {recipe.seed}" if recipe.seed else label,
                 "members kept after dropping": "all" if len(kept) == run["members"] else ", ".join(kept),
+                "held-out NLL gain of dropping": gain(dropped, "held_out_nll"),
                 "test NLL gain of dropping": gain(dropped, "test_nll"),
                 "weights, oldest first": ", ".join(f"{weight:.2f}" for weight in weighted["weights"]),
                 "held-out NLL gain of weights": gain(weighted, "held_out_nll"),
@@ -190,8 +191,10 @@ def choices() -> dict[str, object]:
             }
         )
 
-    def gains(choice: str, name: str) -> list[float]:
-        return [run["choices"][choice][f"{name}_gain"]["mean"] for run in found]
+    def gains(choice: str, name: str, epochs: int | None = None) -> list[float]:
+        """The gains of a choice in all runs, or in those with a number of epochs."""
+        chosen = [run for run in found if epochs in (None, Recipe.of(run["recipe"]).budget.epochs)]
+        return [run["choices"][choice][f"{name}_gain"]["mean"] for run in chosen]
 
     return {"chosen_table": markdown(rows), "choice_gains": gains}
 

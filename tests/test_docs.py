@@ -62,12 +62,11 @@ def test_no_number_of_the_results_is_typed_by_hand():
     assert typed_numbers((ROOT / "docs/results.md.jinja").read_text()) == []
 
 
-def test_only_numbers_of_the_paper_and_of_the_demo_are_typed_into_when_it_pays():
+def test_only_numbers_of_the_paper_are_typed_into_when_it_pays():
     template = (ROOT / "docs/understand/when-it-pays.md.jinja").read_text()
-    demo = ["(62", "5,000", "27,694", "40", "2-core", "27.59", "29.02", "29.63", "10"]
     counts = ["256)", "1).", "1)."]  # a batch size, and n
     paper = ["40", "50", "90"]
-    assert typed_numbers(template) == ["1,", *demo, *counts, *paper, "two snapshots"]
+    assert typed_numbers(template) == ["1,", *counts, *paper, "two snapshots"]
 
 
 def test_no_page_or_table_is_stale(results):

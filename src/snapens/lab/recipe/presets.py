@@ -13,7 +13,7 @@ from .settings import Settings
 def demo(seed: int) -> tuple[Recipe, Recipe]:
     """A baseline and a Snapshot Ensemble with the same budget, small enough for two CPU cores.
 
-    0.8 is the best rate for both, chosen on held-out images; docs/start/demo.md has the results of ten other seeds.
+    The rate was chosen on held-out images; docs/start/demo.md has the results of other seeds and budgets.
     """
     snapshot = Recipe(
         Network("small"), Dataset("glyphs"), Snapshot(cycles=5), Budget(epochs=40), SGD(lr=0.8), seed=seed
