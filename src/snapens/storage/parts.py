@@ -183,11 +183,11 @@ def load(folder: Path, part: str) -> tuple[tuple[tuple[str, int], ...], NDArray[
 
 
 def no_outputs(folder: Path, part: str, choices: Sequence[str], remedy: str | None = None) -> StoreError:
-    """The error for a part without outputs. `choices` are parts to use instead, and `remedy` is one more way out."""
+    """The error for a part without outputs. `choices` are parts to use instead, and `remedy` replaces saving them."""
     found = names(folder)
     others = f", only of {', '.join(found)}" if found else ""
     choose = f"choose {' or '.join(choices)}" if choices else None
-    remedies = ", or ".join(filter(None, (choose, how_to_save(folder, part), remedy)))
+    remedies = ", or ".join(filter(None, (choose, remedy or how_to_save(folder, part))))
     return StoreError(f"{folder} contains no outputs of the part {part!r}{others}: {remedies}")
 
 
