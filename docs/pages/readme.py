@@ -62,7 +62,7 @@ def modern(runs: Qualities, published_percent: float) -> str:
     if len(beaten) == len(runs):
         minutes = f"{fmean(beaten) / 60:.0f} minutes"
         sentence += f"The lowest error of the paper, {published_percent:.2f} %, is beaten after {minutes}"
-    return f"{sentence.rstrip('. ')}:\n\n```sh\n{MODERN_COMMAND}\n```"
+    return f"{sentence.rstrip('. ')}. This command trains the model:\n\n```sh\n{MODERN_COMMAND}\n```"
 
 
 def update(text: str, block: str, name: str = "results") -> str:

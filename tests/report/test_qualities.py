@@ -218,7 +218,8 @@ def test_the_readme_shows_the_mean_of_the_runs_and_the_time_at_which_each_reache
     head, code = readme.modern(Qualities(runs), 17.41).split(":\n\n")
     assert head == (
         "A modern recipe reaches a test error of 18.00 ± 1.41 % on CIFAR-100 after 12 minutes of training on one "
-        "NVIDIA H200 (n = 2, 45,000 training images). The lowest error of the paper, 17.41 %, is beaten after 5 minutes"
+        "NVIDIA H200 (n = 2, 45,000 training images). The lowest error of the paper, 17.41 %, is beaten after "
+        "5 minutes. This command trains the model"
     )
     assert code == f"```sh\n{readme.MODERN_COMMAND}\n```"
     runs[0].content["remark"] = "another average"
