@@ -114,7 +114,7 @@ def test_parameters_that_the_optimizer_does_not_hold_are_named_in_a_warning(capl
     optimizer = sgd(net[0])
     SnapshotEnsembler(net, optimizer, SCHEDULE)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("the optimizer does not hold 1.weight, 1.bias, 2.weight, and 1 more: they keep")
+    assert warning.startswith("the optimizer does not hold 1.weight, 1.bias, 2.weight, and 1 more: these parameters")
 
 
 @pytest.mark.parametrize("case", ["all held", "the others are frozen", "the others are not stored"])
@@ -244,7 +244,7 @@ def test_arguments_of_the_wrong_kind_are_rejected(net):
     with pytest.raises(ArgumentError, match=r"keep must be a function, got 'ema': pass a function .*, or a module"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, keep="ema")
     for wrong in (None, [sgd(net)]):
-        with pytest.raises(ArgumentError, match=r"optimizer must be one .*Optimizer, got (NoneType|list): pass it"):
+        with pytest.raises(ArgumentError, match=r"optimizer must be one .*Optimizer, got (NoneType|list): pass that"):
             SnapshotEnsembler(net, wrong, SCHEDULE)
     with pytest.raises(ArgumentError, match="path must be the path of a folder, or None for memory, got 3"):
         SnapshotEnsembler(net, sgd(net), SCHEDULE, store=3)

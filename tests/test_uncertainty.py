@@ -97,7 +97,7 @@ def test_the_activation_is_that_of_the_ensemble(members, make_net):
     [
         (X, {"activation": None}, "probabilities must be at least 0 and sum to 1"),
         (X[:0], {}, "probabilities must be .* with at least one example"),
-        ([X], {}, "inputs must be a tensor, one batch, got list: call it per batch"),
+        ([X], {}, "inputs must be one batch as a tensor, got list: call predict once per batch"),
         (X[:, None], {}, r"model must return scores \(batch, classes\), got shape \(40, 1, 3\)"),
     ],
 )

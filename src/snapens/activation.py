@@ -70,7 +70,7 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
             raise ArgumentError(
                 f"model must return a batch with two or more scores along dim={dim} for activation='softmax', got "
                 f"shape {tuple(tensor.shape)}{_of_entry(key)}: pass activation=torch.sigmoid "
-                "for one logit, activation=None for regression; for one example, pass a batch of one, x[None]"
+                "for one logit, or activation=None for regression; for one example, pass a batch of one, x[None]"
             )
     if not values or torch.compiler.is_compiling():
         return False
@@ -83,7 +83,7 @@ def check_softmax(scores: Any, dim: int, *, values: bool = True) -> bool:
     except RuntimeError:  # a tensor without values: under vmap, or fake
         return False
     if wrong:
-        others = "" if wrong[0] is None else ", or name its scores 'logits', and only these are used"
+        others = "" if wrong[0] is None else ", or name its scores 'logits', so that only these are used"
         raise ArgumentError(
             "activation must be None for a model that returns probabilities, got 'softmax' for outputs that sum to 1 "
             f"along dim={dim}{_of_entry(wrong[0])}: pass activation=None, or remove the softmax from the model{others}"

@@ -47,8 +47,9 @@ def untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -
     live = {name: tensor for name, tensor in tensors(model).items() if name in stored}
     if left := [name for name, tensor in live.items() if tensor.requires_grad and id(tensor) not in held]:
         log.warning(
-            "the optimizer does not hold %s: they keep their weights, or another optimizer trains them without this "
-            "schedule. Build the optimizer from model.parameters(), or freeze them with requires_grad_(False)",
+            "the optimizer does not hold %s: these parameters are not trained, or another optimizer trains them "
+            "without this schedule. Build the optimizer from model.parameters(), or freeze these parameters with "
+            "requires_grad_(False)",
             shortened(left, 3),
         )
 

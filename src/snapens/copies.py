@@ -30,7 +30,7 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
     check_real(live)
     if parts := [name for name, tensor in live.items() if is_sharded(tensor)]:
         raise ArgumentError(
-            f"model must not be sharded to be copied for the members, got the shard {parts[0]!r}: "
+            f"model must not be sharded, because it is copied for the members, got the shard {parts[0]!r}: "
             "pass a plain instance, such as ensembler.ensemble(model=Net())"
         )
     try:

@@ -204,8 +204,8 @@ class SnapshotEnsembler:
     def rewind(self, step: int) -> None:
         """Continue at a step that a checkpoint of your own recorded, instead of `load_state_dict`.
 
-        It restores no weights: load those of this step into the model, and the optimizer's state, yourself. Snapshots
-        after it are replaced when training reaches them again. Those up to it must be in the store.
+        It restores neither the weights of the model nor the state of the optimizer: load those of this step yourself.
+        Snapshots up to this step must be in the store. Later ones are replaced when training reaches them again.
         """
         step = whole_number("step", step, 0)
         if step > self.schedule.total_steps:

@@ -53,7 +53,10 @@ def read(
                 "be read only once"
             )
         if before not in (None, seen):
-            raise ArgumentError("loader must yield the same batches for every member: use a list")
+            raise ArgumentError(
+                "loader must yield the same batches for every member, got another number or other shapes of batches in "
+                "a later pass: use a list"
+            )
         before = seen
 
 

@@ -26,7 +26,9 @@ def check(
             "and CyclicCosine(total_steps, cycles), in this order"
         )
     if not hasattr(optimizer, "param_groups"):
-        raise ArgumentError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}: pass it")
+        raise ArgumentError(
+            f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}: pass that of the model"
+        )
     for name, function in (("keep", keep), ("on_restart", on_restart)):
         if function is not None and not callable(function):
             raise ArgumentError(f"{name} must be a function, got {function!r}: {_FUNCTIONS[name]}")

@@ -46,7 +46,9 @@ def predict(ensemble: Ensemble, inputs: Tensor) -> Uncertainty:
         (array([[0.5, 0.5]]), array([0.6919]), array([2]))
     """
     if not isinstance(inputs, Tensor):
-        raise ArgumentError(f"inputs must be a tensor, one batch, got {type(inputs).__name__}: call it per batch")
+        raise ArgumentError(
+            f"inputs must be one batch as a tensor, got {type(inputs).__name__}: call predict once per batch"
+        )
     combination, pool = ensemble.combination, Pool(ensemble.combination.exit_threshold)
     if ensemble.preprocess is not None:
         inputs = ensemble.preprocess(separate(inputs))

@@ -106,7 +106,7 @@ def test_the_command_says_that_early_exit_is_not_part_of_the_file(images, tmp_pa
     Combination(images.outputs().members, exit_threshold=0.4).save(images.path)
     export(str(images.path), "--format", "program", "--raw-inputs", "--out", "e.pt2")
     shown = capsys.readouterr().err
-    assert "early exit at a confidence of 0.4000\nearly exit is not part of the file: it evaluates all of" in shown
+    assert "early exit at a confidence of 0.4000\nearly exit is not part of the file: the file evaluates all" in shown
     found = torch.export.load("e.pt2").module()(pixels=torch.from_numpy(tiny.data().test.pixels))
     np.testing.assert_allclose(found, stored_mean(images), atol=1e-3)
 

@@ -333,7 +333,7 @@ def test_what_cannot_be_loaded_again_is_not_saved(tmp_path):
         (ensemble_of([classifier(1)], activation=None), "must average the softmax over the last dimension"),
         (
             ensemble_of([classifier(1)], output="log_probabilities"),
-            "must have output='probabilities', because the outp",
+            "must have output='probabilities', because this sett",
         ),
         (ensemble_of([classifier(1)], preprocess=nn.Identity()), "must have no preprocess module"),
         (ensemble_of([nn.Linear(2, 2)]), "members of Transformers or PEFT, got Linear: see snapens.export"),

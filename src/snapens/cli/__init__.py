@@ -122,8 +122,8 @@ class Report:
     focus: Annotated[str | None, arg("NAME")] = None
     """The name of the run folder that the report is about. By default a Snapshot Ensemble with a matching baseline."""
     out: Place = None
-    """The path of the page (.html), or a folder for the page or its parts. By default the folder of the run that the
-    report is about; if the first argument is a folder of several runs, that folder."""
+    """The path of the page (.html), or a folder for the page or its parts. The default is the folder of the run that
+    the report is about, or the first argument if it is a folder of several runs."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
     """html: the page. Otherwise its parts: charts as png or svg, tables as csv or json."""
 

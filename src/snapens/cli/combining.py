@@ -44,7 +44,8 @@ class Combine:
     no_temperature: Flag = False
     """Do not fit a temperature."""
     like: Annotated[Path | None, arg("RUN")] = None
-    """Use the combination of this other run, instead of fitting one: its member k becomes member k."""
+    """Use the combination of this other run, instead of fitting one. Member k of that run becomes member k of this
+    run."""
     part: str = "held_out"
     """The name under which the outputs were saved."""
     format: Literal["table", "json"] = "table"

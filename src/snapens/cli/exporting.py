@@ -50,8 +50,8 @@ class Export:
         combination = combination_of(run, self.last)
         if combination is not None and combination.exit_threshold is not None:
             say(
-                "early exit is not part of the file: it evaluates all of these members, so its predictions differ from "
-                "those of `snapens predict`; --last 1 exports the last snapshot only"
+                "early exit is not part of the file: the file evaluates all of these members, so its predictions "
+                "differ from those of `snapens predict`; --last 1 exports the last snapshot only"
             )
         trusted = self.import_network
         ensemble = run.ensemble(combination=combination, raw=self.raw_inputs, device="cpu", import_network=trusted)

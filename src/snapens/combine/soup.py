@@ -44,9 +44,9 @@ class Soups:
 
     `model` is any instance of the architecture; it is copied and never changed. `snapshots` are state dicts, named by
     their positions, or `Snapshots` or a run folder, named by their steps. BatchNorm statistics of an average are
-    estimated on the batches in `training` (some dozens, augmented as in training); other models do not need them.
-    Errors are measured on the batches in `held_out`: training data that was not trained on, never the test set.
-    `inputs` and `targets` select inputs and labels from a batch.
+    estimated on the batches in `training` (some dozens, augmented as in training); a model without BatchNorm needs no
+    such batches. Errors are measured on the batches in `held_out`: held-out training data, never the test set. `inputs`
+    and `targets` select inputs and labels from a batch.
 
     Examples:
         >>> states = [{"weight": torch.tensor([[1.0, 0.0], [0.0, w]]), "bias": torch.zeros(2)} for w in (0.2, 1.0)]

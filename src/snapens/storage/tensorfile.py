@@ -190,7 +190,8 @@ def check(name: str, dtype: torch.dtype) -> None:
         raise ArgumentError("a stored tensor must not be named '__metadata__', which the format reserves: rename it")
     if dtype not in _CODES:
         raise ArgumentError(
-            f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {dtype} for {name!r}"
+            f"a stored tensor must have one of the dtypes {', '.join(_DTYPES)}, got {dtype} for {name!r}: "
+            "convert it, or do not store it"
         )
 
 

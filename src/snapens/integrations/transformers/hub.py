@@ -149,7 +149,7 @@ def _check(ensemble: Ensemble) -> None:
         )
     if ensemble.output != "probabilities":
         raise ArgumentError(
-            f"ensemble must have output='probabilities', because the output is not saved, got {ensemble.output!r}: "
+            f"ensemble must have output='probabilities', because this setting is not saved, got {ensemble.output!r}: "
             "build it with the default, and pass output= to load_ensemble"
         )
     if ensemble.preprocess is not None:

@@ -53,7 +53,7 @@ class World:
         if recipe.batchnorm_parts not in (1, self.count):
             raise ArgumentError(
                 f"batchnorm_parts must be the number of processes, {self.count}, or 1, got {recipe.batchnorm_parts}: "
-                "use as many processes"
+                f"use {recipe.batchnorm_parts} processes"
             )
         if recipe.sharpness is None or self.count == 1:
             return

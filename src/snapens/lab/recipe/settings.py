@@ -76,7 +76,8 @@ class Settings:
     sam: float | None = None
     """Use sharpness-aware minimisation (SAM) with this radius, such as 0.1."""
     sam_every: int = SAM.every
-    """Compute the direction of sam from every n-th example of a batch. With 4, a step takes about 1.2 times as long."""
+    """With sam, use every n-th example of a batch to compute the direction in which the weights are moved. With 4, a
+    step takes about 1.2 times as long as without sam."""
     warmup_epochs: int = 0
     """Warm-up epochs before the first cycle, included in epochs."""
     pattern: tuple[Literal["warm", "fresh"], ...] = ()
