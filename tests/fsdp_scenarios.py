@@ -252,7 +252,7 @@ def an_ensemble_needs_a_plain_model(rank, path):
         train(model, ensembler, 2)
         states.append(Snapshots(path / "run").load(ensembler.completed))
     rejected(
-        ArgumentError, ensembler.ensemble, r"must not be sharded .*: pass a plain instance, such as .*model=Net\(\)"
+        ArgumentError, ensembler.ensemble, r"must not be sharded, .*: pass a plain instance, such as .*model=Net\(\)"
     )
     rejected(ArgumentError, lambda: Ensemble.load(path / "run", model), "must not be sharded")
     member, expected = Net(classes=5).eval(), 0
