@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ArgumentError, DataError, MissingPackageError, shortened
+from ...errors import ArgumentError, DataError, shortened
 from ...extras import package
 from ..recipe.preprocessing import ImagePreprocessing, Preprocessing, RowPreprocessing
 from .ahead import read_ahead
@@ -76,8 +76,6 @@ def _images(files: Sequence[Path], preprocessing: ImagePreprocessing, size: int)
     def read(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]] | Exception:
         try:
             return central(content(path), preprocessing)
-        except MissingPackageError:
-            raise
         except Exception as error:  # a damaged image can raise an exception of any type
             return error.with_traceback(None)
 
