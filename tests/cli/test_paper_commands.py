@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,25 @@ def test_runs_before_one_that_cannot_be_recorded_are_recorded_and_named(recorded
     assert "run must be finished to be recorded, got unfinished" in said.err
     [path] = Path("results").glob("*.json")
     assert said.out == f"{path}\n"
+
+
+def test_the_number_of_several_seeds_is_recorded_with_all_of_its_runs(recorded, tmp_path, monkeypatch, capsys):
+    [cell] = paper.cells()
+    two = replace(cell, method=f"{cell.method}-x2", seeds=2)
+    monkeypatch.setattr(paper, "_cells", lambda: {cell.name: cell, two.name: two})
+    train(prepare([(tiny.recipe(seed=2), tmp_path / "other")], tiny.load, torch.device("cpu")))
+    assert main(["paper", "record", "other", "run", "--commit", "3f2a91c"]) == 0
+    names = [f"wrn32-cifar100-snapshot-0.2-{of}" for of in ("seed2", "seed3", "x2-seeds2-3")]
+    assert capsys.readouterr().out.split() == [f"results/{name}.json" for name in (*names, "differences")]
+    assert all(Path("results", f"{name}.json").is_file() for name in names)
+
+
+@pytest.mark.parametrize("runs", [[], ["run", "run"]])
+def test_no_run_or_a_run_that_is_given_twice_is_rejected(recorded, capsys, runs):
+    assert main(["paper", "record", *runs, "--commit", "3f2a91c"]) == 2
+    message = f"runs must be run folders with different recipes, got {runs}: name one folder per recipe"
+    assert message in capsys.readouterr().err
+    assert not list(Path("results").iterdir())
 
 
 @pytest.mark.parametrize("commit", ["3f2a", "nonsense", "3F2A91C", "3f2a91c ", "a" * 41, ""])

@@ -105,7 +105,8 @@ class PaperRecord:
         runs = [Run(path) for path in self.runs]
         if not runs or len({run.recipe for run in runs}) < len(runs):
             raise ArgumentError(
-                f"runs must be run folders with different recipes, got {[str(path) for path in self.runs]}"
+                f"runs must be run folders with different recipes, got {[str(path) for path in self.runs]}: "
+                "name one folder per recipe"
             )
         if not re.fullmatch("[0-9a-f]{7,40}", self.commit):
             raise ArgumentError(f"commit must be 7 to 40 hexadecimal digits, got {self.commit!r}: copy it from git log")
