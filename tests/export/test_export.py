@@ -424,6 +424,29 @@ def test_a_model_that_cannot_be_traced_for_every_batch_is_rejected(kind, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+class LessTheSecond(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) - x[1, :2]
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_program])
+def test_a_model_that_needs_several_examples_is_rejected(write, tmp_path):
+    ensemble, _ = ensemble_of(lambda: LessTheSecond(5, 2))
+    message = "the exported graph must accept 1 examples, got .*: forward.. of the model must accept every batch size"
+    with pytest.raises(ExportError, match=message):
+        write(ensemble, torch.randn(2, 5), tmp_path / "e")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_type_that_onnxruntime_lacks_is_an_error_of_our_own(tmp_path):
+    ensemble, _ = ensemble_of(lambda: nn.Linear(5, 2, dtype=torch.bfloat16))
+    with pytest.raises(
+        ExportError, match=r"model must be one that onnxruntime can load, got NotImplemented: .*: use to_program$"
+    ):
+        to_onnx(ensemble, torch.randn(2, 5, dtype=torch.bfloat16), tmp_path / "e.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 class Bessel(nn.Linear):
     def forward(self, x):
         return torch.special.bessel_j0(super().forward(x))

@@ -94,7 +94,10 @@ class Graph(nn.Module):
             try:
                 found = predict(inputs)
             except Exception as error:  # a runtime raises its own types
-                raise ExportError(f"the exported graph must accept {size} examples, got {brief(error)}") from error
+                raise ExportError(
+                    f"the exported graph must accept {size} examples, got {brief(error)}: "
+                    "forward() of the model must accept every batch size"
+                ) from error
             for (name, expected), values in zip(self.predicted(inputs).items(), found, strict=True):
                 scale = max(1.0, float(expected.abs().max()))
                 difference = float((values - expected).abs().max()) / scale if values.shape == expected.shape else None
