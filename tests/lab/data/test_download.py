@@ -7,7 +7,7 @@ import formats
 import numpy as np
 import pytest
 
-from snapens.errors import DataError, SnapensError
+from snapens.errors import DataError, MissingDataError, SnapensError
 from snapens.lab.data import load
 from snapens.lab.data.download import fetch
 from snapens.lab.data.sources import SOURCES, Source
@@ -169,6 +169,12 @@ def test_load_downloads_missing_files_into_the_folder_or_the_cache(tmp_path, ser
     assert len(server.starts) == 2
     load("cifar100", tmp_path / "mine", download=True)
     assert len(server.starts) == 2
+
+
+def test_data_without_a_public_source_are_missing_with_and_without_a_download(tmp_path):
+    for download in (False, True):
+        with pytest.raises(MissingDataError, match=r"data must be a folder that holds train/WNID/\*\.JPEG"):
+            load("imagenet", tmp_path, download=download)
 
 
 def test_a_folder_that_cannot_be_created_is_an_error_of_ours(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snapens.errors import DataError, SnapensError
+from snapens.errors import DataError, MissingPackageError, SnapensError
 from snapens.lab.data import files
 from snapens.lab.data.files import PhotoFiles, central_box, random_box
 from snapens.lab.data.images import Images
@@ -149,6 +149,13 @@ def test_16_bits_per_channel_are_rejected(tmp_path):
     Image.fromarray(np.zeros((9, 9), np.uint16)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a.png: pixels of mode I;16 where 8 bits per channel are required"):
         files.sizes(PhotoFiles(tmp_path, ["a.png"]))
+
+
+def test_without_pillow_the_error_for_a_photo_says_what_to_install(tmp_path, monkeypatch):
+    formats.png(tmp_path / "a.png", gradient(300, 300))
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)  # importing it fails
+    with pytest.raises(MissingPackageError, match=r"PIL must be installed for this: pip install .*\[data\]"):
+        PhotoFiles(tmp_path, ["a.png"]).crops(np.array([0]), None)
 
 
 def digest(root, names):

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import formats
 import numpy as np
@@ -170,6 +171,18 @@ def test_images_of_your_own_for_a_public_data_set_are_rejected_with_the_data_set
     np.savez(tmp_path / "mine.npz", x_train=np.zeros(1))
     with pytest.raises(MissingDataError, match=r"mine.npz looks like your own data: use --dataset arrays$"):
         load("cifar100", tmp_path / "mine.npz")
+
+
+def test_public_files_are_missing_in_a_folder_that_cannot_be_listed_too(tmp_path, monkeypatch):
+    def reject(path):
+        raise PermissionError(path)
+
+    written(tmp_path)
+    monkeypatch.setattr(Path, "iterdir", reject)
+    with pytest.raises(
+        MissingDataError, match=r"data must be a folder that holds .*cifar-100-binary.* --download does$"
+    ):
+        load("cifar100", tmp_path)
 
 
 def test_run_folders_are_not_classes_and_a_warning_says_so(tmp_path, caplog):

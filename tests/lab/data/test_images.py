@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tiny
+import torch
 
 from snapens.errors import ArgumentError
 from snapens.lab.data.images import ImageData, Images
@@ -109,6 +110,16 @@ def test_an_augmentation_that_does_not_suit_the_images_is_rejected():
         tiny.data(channels=1, augmentation="crop-mirror-rgb")
     with pytest.raises(ArgumentError, match=r"augmentation must not crop image files .*, got 'imagenet'"):
         tiny.data(augmentation="imagenet")
+
+
+def test_padding_larger_than_the_images_or_for_photos_is_rejected():
+    data, cpu = tiny.data(), torch.device("cpu")
+    assert data.place(cpu, 8).crop.padding == 8
+    with pytest.raises(ArgumentError, match="padding must be at most the 8 pixels of a side, got 9"):
+        data.place(cpu, 9)
+    photos = replace(data, train=Images(tiny.Files(data.train.pixels), data.train.labels), augmentation="imagenet")
+    with pytest.raises(ArgumentError, match="padding must be left out for photos, which are cropped by boxes, got 4"):
+        photos.place(cpu, 4)
 
 
 def test_held_out_images_of_the_data_set_itself_are_kept():
