@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import tiny
 import torch
 from torch import nn
@@ -121,6 +122,32 @@ def test_altered_outputs_of_format_1_are_told_by_the_log_and_recomputed_by_a_res
     prepare([(run.recipe, run.path)], tiny.load, torch.device("cpu"), resume=True)
     assert "they are recomputed" in caplog.text
     assert np.array_equal(run.outputs().log_probabilities, Run(FORMAT_1 / "interrupted").outputs().log_probabilities)
+
+
+def test_the_parts_of_format_1_are_named_where_another_is_missing():
+    with pytest.raises(StoreError, match="'other', only of held_out, test: choose held_out or test, or save them"):
+        Outputs.load(FORMAT_1 / "finished", "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "test",
+            torch.Tensor.float,
+            r"outputs\.safetensors must hold float16 \(members, examples, classes\) of 'test'",
+        ),
+        ("test", lambda rows: rows[1:], r"outputs\.safetensors must hold float16 \(members, examples, classes\)"),
+        ("test_labels", lambda labels: labels + 4, r"run must contain unaltered outputs, got labels must be .* 0 to 3"),
+    ],
+)
+def test_outputs_of_format_1_with_other_shapes_or_labels_are_rejected(tmp_path, name, change, message):
+    shutil.copytree(FORMAT_1 / "finished", tmp_path / "run")
+    path = tmp_path / "run/outputs.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tensors | {name: change(tensors[name]).contiguous()}, path)
+    with pytest.raises(DamagedError, match=f"{message}.*: restore"):
+        Outputs.load(tmp_path / "run")
 
 
 def test_the_ledgers_entries_have_the_values_they_had():

@@ -93,6 +93,13 @@ def test_in_memory_too_what_does_not_change_is_held_once():
     assert store.entries(1)["adapter"] != store.entries(2)["adapter"]
 
 
+def test_in_memory_too_a_name_is_reserved_before_its_snapshot_is_committed():
+    store = Snapshots()
+    name = store.reserve(4)
+    store.commit(4, state(1))
+    assert store.identity["snapshots"] == {4: name}
+
+
 def test_content_decides_and_minus_zero_is_not_zero(store):
     store.commit(1, {"w": torch.tensor([0.0])})
     store.commit(2, {"w": torch.tensor([-0.0])})

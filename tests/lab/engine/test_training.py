@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -510,6 +511,16 @@ def test_two_damaged_states_are_refused_and_the_snapshots_are_still_there(tmp_pa
     for file in (tmp_path / "run" / "state").glob("step-*"):
         file.unlink()
     with pytest.raises(DamagedError, match="state"):
+        prepare([(GROW, tmp_path / "run")], tiny.load, CPU, resume=True)
+    assert Run(tmp_path / "run").snapshots.steps == (6, 12, 18)
+
+
+def test_snapshots_without_a_state_are_not_trained_over(tmp_path):
+    trained((GROW, tmp_path / "run"), **until(13))
+    shutil.rmtree(tmp_path / "run" / "state")
+    with pytest.raises(
+        DamagedError, match=r"run must hold the state of its snapshots, but there is none: restore state/$"
+    ):
         prepare([(GROW, tmp_path / "run")], tiny.load, CPU, resume=True)
     assert Run(tmp_path / "run").snapshots.steps == (6, 12, 18)
 

@@ -170,3 +170,12 @@ def test_a_gallery_names_files_of_its_folder_only(tmp_path, probabilities):
     tiny.altered(tmp_path / "gallery.json", lambda text: text.replace('"gallery-', '"../gallery-'))
     with pytest.raises(StoreError, match=r"gallery\.json"):
         gallery.read(run)
+
+
+def test_a_gallery_has_a_name_per_image(tmp_path, probabilities):
+    run = run_of(tmp_path, probabilities[:, :20])
+    gallery.keep(run, np.zeros((20, 4, 4, 1), np.uint8).__getitem__, lambda index: f"{index}.png")
+    count = len(gallery.read(run).indices)
+    tiny.altered(tmp_path / "gallery.json", lambda text: text.replace('"names": [', '"names": ["extra.png", '))
+    with pytest.raises(StoreError, match=rf"names must be one per index \({count}\), got {count + 1}"):
+        gallery.read(run)
