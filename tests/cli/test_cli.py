@@ -380,6 +380,15 @@ def test_a_run_begun_before_is_resumed_only_when_told_and_curves_come_later(fold
     assert Run("runs/paper/tiny-npz-snapshot-seed0").curves() is not None
 
 
+def test_a_run_is_trained_without_the_packages_of_the_report_and_a_line_says_why_there_is_none(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "jinja2", None)  # importing it fails
+    assert train() == 0
+    assert Run("run").finished
+    assert "\nno report: jinja2 must be installed for this: pip install " in capsys.readouterr().out
+
+
 def test_a_report_is_written_to_the_given_place(folder, capsys):
     assert train() == 0
     assert "report: run/report.html" in capsys.readouterr().out

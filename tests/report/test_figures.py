@@ -212,6 +212,14 @@ def test_only_panels_with_snapshots_are_drawn_when_asked_for_what_is_measured():
     assert len(figure("3", {}, measured_only=True).axes) == 4  # rather than none
 
 
+def test_a_figure_with_an_incomplete_last_row_shows_no_empty_axes():
+    names = [f"wrn32-{data}-snapshot-{lr}" for data in ("cifar10", "cifar100") for lr in ("0.1", "0.2")]
+    cells = map(paper.find, [*names, "wrn32-svhn-snapshot-0.1"])
+    drawn = figure("S", measurements.of_cells(cells), measured_only=True)
+    assert [axes.get_visible() for axes in drawn.axes] == [True] * 5 + [False] * 3  # two rows of four
+    assert drawn.axes[4].get_title(loc="left").startswith("Wide-ResNet-32, SVHN\n")
+
+
 @pytest.mark.parametrize("panels", [1, 2])
 def test_the_legend_is_inside_the_figure_and_does_not_cover_the_origin(panels):
     datasets = ("cifar10", "cifar100")[2 - panels :]

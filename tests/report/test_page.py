@@ -261,6 +261,14 @@ def test_a_thumbnail_has_the_pixels_of_its_image(channels, mode, height, width):
         assert np.array_equal(np.asarray(opened).reshape(height, width, -1), pixels[:, :, : 3 if mode == "RGB" else 1])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (119, "119 s"), (120, "2 min"), (7140, "119 min"), (7200, "2 h 00 min"), (9015, "2 h 30 min")],
+)
+def test_a_duration_is_shown_in_seconds_minutes_or_hours(seconds, text):
+    assert page._duration(seconds) == text
+
+
 def test_a_card_shows_the_name_of_the_images_file(tmp_path):
     run = folders.made(tmp_path / "run", examples=50)
     gallery.keep(run, np.zeros((50, 4, 4, 1), np.uint8).__getitem__, lambda index: f"ant/{index}.png")
