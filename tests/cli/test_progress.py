@@ -127,8 +127,8 @@ def test_a_finished_run_is_at_its_last_epoch_although_the_last_partial_batch_is_
     ("changes", "hours"),
     [
         ({}, None),  # 50 steps of two seconds
-        ({"total_steps": 3_650}, "2 hours (2.0"),
-        ({"total_steps": 36_050, "rehearsal_seconds": 30.0}, "300 hours (30.0"),
+        ({"total_steps": 3_650}, "2 hours (the first step took 2.0"),
+        ({"total_steps": 36_050, "rehearsal_seconds": 30.0}, "300 hours (the first step took 30.0"),
         ({"total_steps": 36_050_000, "rehearsal_seconds": 0.4}, None),  # too short to tell
         ({"total_steps": 36_050_000, "rehearsal_seconds": None}, None),  # a GPU
     ],
@@ -140,7 +140,7 @@ def test_hours_on_a_cpu_are_announced_with_a_smaller_option(capsys, changes, hou
         assert found == ""
     else:
         assert found == (
-            f"snapens: training vast on this CPU will take about {hours} seconds per step): "
+            f"snapens: training vast on this CPU may take up to {hours} seconds): "
             "use a GPU, fewer --epochs, or --network small\n"
         )
 

@@ -168,8 +168,9 @@ def _warn_of_hours(trainings: Sequence["Training"]) -> None:
     if seconds > _LONG_SECONDS:
         names = ", ".join(dict.fromkeys(run.recipe.network.name for run in slow))
         say(
-            f"snapens: training {names} on this CPU will take about {seconds / 3600:,.0f} hours "
-            f"({slow[0].rehearsal_seconds:.1f} seconds per step): use a GPU, fewer --epochs, or --network small"
+            f"snapens: training {names} on this CPU may take up to {seconds / 3600:,.0f} hours "
+            f"(the first step took {slow[0].rehearsal_seconds:.1f} seconds): use a GPU, fewer --epochs, or "
+            "--network small"
         )
 
 
