@@ -24,6 +24,10 @@ def split(root, names):
     return {name for name, tested in zip(names, by_name(root, names, labels), strict=True) if tested}
 
 
+def lowest(names, count):
+    return set(sorted(names, key=chance)[:count])
+
+
 def record(root):
     return json.loads((root / "snapens-split.json").read_text())
 
@@ -31,17 +35,16 @@ def record(root):
 ALL = [f"{folder}/{number}.png" for folder in ("cat", "dog") for number in range(1000)]
 
 
-def test_about_a_tenth_is_tested_on_as_the_hash_of_the_name_says(tmp_path):
+def test_a_tenth_of_each_class_is_tested_on_that_with_the_lowest_hashes(tmp_path):
     test = split(tmp_path, ALL)
-    assert test == {name for name in ALL if chance(name) < 0.1}
-    assert 150 < len(test) < 250
+    assert test == lowest(ALL[:1000], 100) | lowest(ALL[1000:], 100)
     assert record(tmp_path) == {"test": sorted(test), "train": sorted({*ALL} - test)}
 
 
 def test_no_image_changes_sides_when_images_are_added(tmp_path):
-    first = sorted(ALL, key=chance, reverse=True)[:300]  # no hash below 0.1: one image per class is chosen
+    first = [*ALL[:30], *ALL[1000:1300]]
     names, before = first, split(tmp_path, first)
-    assert len(before) == 2
+    assert before == lowest(ALL[:30], 3) | lowest(ALL[1000:1300], 30)
     for more in range(0, 2000, 100):
         trained = {*names} - before
         names = sorted({*names, *ALL[: more + 100]})
@@ -60,9 +63,8 @@ def test_an_image_that_was_removed_returns_to_its_side(tmp_path):
 
 
 def test_each_class_has_an_image_on_both_sides(tmp_path):
-    low, high = sorted(ALL[:1000], key=chance)[:5], sorted(ALL[1000:], key=chance)[-5:]
-    test = split(tmp_path, low + high)
-    assert test == {*low[:4], high[0]}
+    few, two = ALL[:4], ALL[1000:1002]
+    assert split(tmp_path, few + two) == lowest(few, 1) | lowest(two, 1)
 
 
 def test_a_class_whose_test_images_were_removed_takes_a_new_one(tmp_path):
@@ -79,13 +81,21 @@ def test_a_class_whose_test_images_were_removed_takes_a_new_one(tmp_path):
     assert split(tmp_path, [*high, new, *others]) & {*ALL[:1000]} == {new}
 
 
+def test_a_class_whose_training_images_were_removed_takes_a_new_one(tmp_path):
+    low = sorted(ALL[:1000], key=chance)[:4]  # all would be tested on
+    others = ALL[1000:]
+    tested = split(tmp_path, [*low[:3], *others]) & {*low}
+    assert tested == {low[0]}
+    assert split(tmp_path, [low[0], low[3], *others]) & {*low} == tested
+
+
 def test_a_record_of_an_older_version_keeps_what_was_trained_on(tmp_path):
     names = ALL[:100] + ALL[1000:1100]
     test = {"cat/7.png", "dog/9.png"}  # their hashes do not matter
     (tmp_path / "snapens-split.json").write_text(json.dumps({"test": sorted(test)}))
     hens = [f"hen/{number}.png" for number in range(100)]
     found = split(tmp_path, [*names, *hens])
-    assert found == test | {name for name in hens if chance(name) < 0.1}
+    assert found == test | lowest(hens, 10)
     assert {*record(tmp_path)["train"]} == {*names, *hens} - found
     assert split(tmp_path, [*names, *hens, *ALL]) - found == {name for name in {*ALL} - {*names} if chance(name) < 0.1}
 
@@ -126,7 +136,7 @@ def test_a_folder_that_cannot_be_written_to_is_split_the_same_and_one_warning_sa
         raise PermissionError(path)
 
     monkeypatch.setattr(splits, "publish", reject)
-    assert split(tmp_path, ALL) == {name for name in ALL if chance(name) < 0.1}
+    assert split(tmp_path, ALL) == lowest(ALL[:1000], 100) | lowest(ALL[1000:], 100)
     assert not list(tmp_path.iterdir())
     assert caplog.text.count("snapens-split.json could not be written") == 1
     assert "a tested image may later be trained on" in caplog.text

@@ -1,10 +1,11 @@
-"""Test sets for data without one: about a tenth of each class."""
+"""Test sets for data without one: a tenth of each class."""
 
 import hashlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,8 @@ def stratified(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
     chosen = []
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
-        count = max(1, round(SHARE * len(of_class))) if len(of_class) > 1 else 0
-        chosen.append(of_class[np.argsort(draws[of_class], kind="stable")[:count]])
+        if len(of_class) > 1:
+            chosen.append(_lowest(of_class, draws))
     test = np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
     if not len(test):
         raise ArgumentError("a class must have at least 2 images to split off a test set: add images or a test set")
@@ -45,11 +46,12 @@ def stratified(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def by_name(root: Path, names: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which images of a folder are tested on: a mask (images,) that is about a tenth of each class, and at least one.
+    """Which images of a folder are tested on: a mask (images,) that is a tenth of each class, and at least one.
 
-    A hash of its name assigns a new image. `snapens-split.json` in `root` records the assignment of every image
-    that was ever there, {"test": [names], "train": [names]}, and an image in it is never reassigned. Without the
-    file, all images are new.
+    In a new class, the images whose names have the lowest hashes are tested on. `snapens-split.json` in `root` records
+    the assignment of every image that was ever there, {"test": [names], "train": [names]}, and an image in it is never
+    reassigned. An image that is added to a class is assigned by its own hash, so the share is a tenth on average.
+    Without the file, all classes are new.
     """
     record = root / RECORD
     before = _recorded(record, names)
@@ -62,6 +64,8 @@ def by_name(root: Path, names: Sequence[str], labels: NDArray[np.int64]) -> NDAr
         free, folder = of_class[new[of_class]], root / Path(names[of_class[0]]).parent
         if len(of_class) < 2:
             raise DataError(f"{folder} must hold at least 2 images to split off a test set, got 1: add images")
+        if len(free) == len(of_class):
+            test[of_class] = np.isin(of_class, _lowest(of_class, chances))
         for side, least in ((True, np.argmin), (False, np.argmax)):
             if side in test[of_class]:
                 continue
@@ -74,6 +78,13 @@ def by_name(root: Path, names: Sequence[str], labels: NDArray[np.int64]) -> NDAr
     if new.any():
         _write(record, before | dict(zip(names, test.tolist(), strict=True)))
     return test
+
+
+def _lowest(of_class: NDArray[np.int64], draws: NDArray[Any]) -> NDArray[np.int64]:
+    """The images of a class that become test images: a tenth, and at least one, with the lowest draws."""
+    count = max(1, round(SHARE * len(of_class)))
+    found: NDArray[np.int64] = of_class[np.argsort(draws[of_class], kind="stable")[:count]]
+    return found
 
 
 def _recorded(path: Path, names: Iterable[str]) -> dict[str, bool]:
