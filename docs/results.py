@@ -20,7 +20,7 @@ from snapens.report.tables import table
 ROOT = Path(__file__).parent.parent
 PAGE_STYLE = ROOT / "src/snapens/report/page.css"
 TEMPLATES = tuple(ROOT / f"docs/{page}.md.jinja" for page in ("results", "start/demo", "understand/when-it-pays"))
-BUDGETS = ROOT / "results/budgets/glyphs.json"
+BUDGETS = {name: ROOT / f"results/budgets/{name}.json" for name in ("glyphs", "cifar10")}
 FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
 
 
@@ -55,7 +55,7 @@ def texts() -> dict[Path, str]:
     tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
     words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
     words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **spending(spent), **choices()}
-    words["glyphs"] = budgets.read(BUDGETS)
+    words |= {name: budgets.read(path) for name, path in BUDGETS.items()}
     pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
     return {**updated, **pages}
 
@@ -330,7 +330,7 @@ def pictures() -> dict[Path, bytes]:
         f"figure-{name}-{network}.svg": figures.figure(name, entries, network, measured_only=True, columns=2)
         for name, network in FIGURES
     }
-    drawn |= {"picture.svg": overview(entries), "budgets.svg": budgets.read(BUDGETS).chart()}
+    drawn |= {"picture.svg": overview(entries), "budgets.svg": budgets.read(BUDGETS["glyphs"]).chart()}
     return {ROOT / "docs" / name: with_dark_mode(style.saved(figure, "svg")) for name, figure in drawn.items()}
 
 
