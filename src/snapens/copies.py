@@ -41,9 +41,9 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
         ) from error
     if shared := list(_live_functions(unwrap(model), copy)):
         raise ArgumentError(
-            f"model must have only functions that a copy can use with its own weights, got {shared[0]!r}, which was "
-            "compiled or replaced in place, or refers to the model: use model.compile(), use methods instead of "
-            "functions inside __init__, or pass another instance of the architecture"
+            f"model must have only functions that a copy can use with its own weights, got {shared[0]!r}, which "
+            "refers to the model, perhaps because it was compiled in place: use model.compile(), use methods instead "
+            "of functions inside __init__, or pass another instance of the architecture"
         )
     return copy.to(device).eval()
 
