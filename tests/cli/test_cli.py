@@ -315,10 +315,27 @@ def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_publis
     members = np.concatenate(
         [Run(f"runs/paper/tiny-npz-snapshot-x2-seed{seed}").outputs().probabilities for seed in (10, 11)]
     )
-    assert main(["paper", "run", "tiny-npz-nocycle", "--data", "tiny.npz", "--device", "cpu", "--seed", "5"]) == 0
-    assert "11.11" in capsys.readouterr().out  # its run is there already
     wrong = (members.mean(0).argmax(-1) != outputs.labels).mean()
     assert f"{100 * wrong:.2f}" in lines["tiny-npz-snapshot-x2"]
+
+
+def test_several_repetitions_of_a_cell_are_trained_by_one_command(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    recipe = Settings(network="mine:plain", dataset="arrays", method="single", epochs=4, cycles=2, batch=8).recipe()
+    single = paper.Cell("tiny", "npz", "single", recipe, "table 1", "last", 12.34)
+    monkeypatch.setattr(paper, "_cells", lambda: {single.name: single})
+    monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
+    command = ["paper", "run", "tiny-npz-single", "--data", "tiny.npz", "--device", "cpu", "--no-curves", "--seed"]
+    assert main([*command, "2"]) == 0
+    assert "tiny-npz-single-seed2 is already finished" not in capsys.readouterr().err
+    assert main([*command, "2", "1", "2"]) == 0
+    said = capsys.readouterr()
+    assert "tiny-npz-single-seed2 is already finished" in said.err
+    errors = [Run(f"runs/paper/tiny-npz-single-seed{seed}").outputs().member_errors[-1] for seed in (1, 2)]
+    line = next(line for line in said.out.splitlines() if line.startswith("tiny-"))
+    assert line.split()[4:7] == [*(f"{100 * error:.2f}" for error in errors), "2"]
+    assert main(command) == 2
+    assert "seed must have at least one value, got none: add one, or remove --seed" in capsys.readouterr().err
 
 
 def test_the_lines_between_the_snapshots_are_measured_on_demand_even_later(folder):

@@ -55,8 +55,8 @@ class PaperRun:
     plan: PlanOptions
     out: Path = Path("runs/paper")
     """The folder for the run folders."""
-    seed: int = 0
-    """The repetition r: a cell with one run has the seed r; a cell with K runs has the seeds r K to r K + K - 1."""
+    seed: Annotated[tuple[int, ...], arg("INT [INT ...]", "(default: 0)")] = (0,)
+    """The repetitions r: a cell with one run has the seed r; a cell with K runs has the seeds r K to r K + K - 1."""
     no_curves: Flag = False
     """Do not measure the errors between the last snapshot and each earlier one (Figure 5) at the end."""
 
@@ -67,20 +67,22 @@ class PaperRun:
 
         if not self.cells:
             raise ArgumentError("cells must name at least one cell, got none: `snapens paper list` shows them")
+        if not self.seed:
+            raise ArgumentError("seed must have at least one value, got none: add one, or remove --seed")
         cells = [paper.find(name) for name in self.cells]
-        jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, self.seed)]
+        jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, *self.seed)]
         status = train_plan(jobs, self.training, self.plan, curves=not self.no_curves)
         processes.end_others(status)
         tables.cells(cells, self._measured)
         return status
 
     def _measured(self, cell: paper.Cell) -> list[float]:
-        """The cell's error in percent, if all its runs of this repetition have finished."""
+        """The cell's errors in percent, of the repetitions whose runs have all finished."""
         from ..lab.paper.entry import cell_error
         from ..lab.records.run import Run
 
-        runs = [Run(self.out / name) for name in paper.run_names(cell, self.seed)]
-        return [100 * cell_error(cell, runs)] if all(run.finished for run in runs) else []
+        repetitions = [[Run(self.out / name) for name in paper.run_names(cell, seed)] for seed in sorted(set(self.seed))]
+        return [100 * cell_error(cell, runs) for runs in repetitions if all(run.finished for run in runs)]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any, Literal
 
 from ..recipe import Recipe, Settings
@@ -143,10 +144,10 @@ def find(name: str) -> Cell:
     return look_up("cell", name, _cells())
 
 
-def runs(cells: Iterable[Cell], repetition: int = 0) -> dict[Recipe, tuple[Cell, ...]]:
+def runs(cells: Iterable[Cell], *repetitions: int) -> dict[Recipe, tuple[Cell, ...]]:
     """What to train for some cells: each recipe once, with the cells that read its run."""
     found: dict[Recipe, tuple[Cell, ...]] = {}
-    for cell in cells:
+    for repetition, cell in product(repetitions or (0,), cells):
         for recipe in cell.recipes(repetition):
             found[recipe] = (*found.get(recipe, ()), cell)
     return found
