@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from pages import budgets, labels, qualities, quality_tables, readme
-from pages.prose import CONFIDENCE, Change, Measured, check, rendered, series, signed, span
+from pages.prose import CONFIDENCE, Change, Group, check, rendered, series, signed, span
 
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import ledger
@@ -28,7 +28,6 @@ RATES = {"snapshot-0.1": "Snapshot 0.1", "snapshot-0.2": "Snapshot 0.2"}
 OTHERS = {"single": "the single model", "dropout": "Dropout", "nocycle": "NoCycle", "singlecycle": "SingleCycle"}
 RUNS = {"nocycle": "Single, NoCycle", "dropout": "Dropout", "singlecycle": "SingleCycle", **RATES}
 CHOICES = ("all but harmful early ones", "weights by NLL")  # of bench/choices.py
-Group = dict[str, Measured]
 PEAKS = """{{ peaks({
     "ResNet-110, CIFAR-100": measured("resnet110", "cifar100"),
     "Wide-ResNet-32, CIFAR-100": measured("wrn32", "cifar100"),
@@ -64,6 +63,8 @@ def summary(groups: dict[str, Group]) -> str:
     """The errors of the single models and of the Snapshot Ensembles, and their differences."""
     rows = []
     for name, group in groups.items():
+        if "single" not in group:
+            continue
         row = {"network and data set": name, "single model, %": group["single"].error}
         row |= {f"{words}, %": group[rate].error if rate in group else "–" for rate, words in RATES.items()}
         for rate, words in RATES.items():
@@ -77,6 +78,8 @@ def costs_and_gains(groups: dict[str, Group], rate: str) -> str:
     """What the snapshots of one run give together, beside a single model with the same budget."""
     rows = []
     for name, group in groups.items():
+        if not {"single", rate} <= group.keys():
+            continue
         single, every = group["single"], group[rate]
         row = {"network and data set": name, "single model, %": single.error, "all snapshots, %": every.error}
         row |= {"difference, points": str(every - single), "NLL, single and all": f"{single.nll}, {every.nll}"}
@@ -109,14 +112,16 @@ def peaks(groups: dict[str, Group]) -> str:
 
 def comparison(group: Group) -> str:
     """The paired differences between the Snapshot Ensembles of a network and its other runs."""
-    used = [rate for rate in RATES if rate in group]
+    if not (used := [rate for rate in RATES if rate in group]):
+        return ""
     changes = {
         f"the ensemble minus {name} ({group[other].error} %)": [group[rate] - group[other] for rate in used]
         for other, name in OTHERS.items()
         if other in group
     }
     changes["the ensemble minus its last snapshot"] = [group[rate] - group[rate].last for rate in used]
-    changes["its last snapshot minus the single model"] = [group[rate].last - group["single"] for rate in used]
+    if "single" in group:
+        changes["its last snapshot minus the single model"] = [group[rate].last - group["single"] for rate in used]
     rows = []
     for name, found in changes.items():
         row = {"difference of errors, points": name}

@@ -13,6 +13,7 @@ from snapens.extras import package
 from snapens.lab.paper import cells as paper
 from snapens.lab.paper import differences, ledger
 from snapens.lab.paper.entry import Entry, Exit
+from snapens.report import names
 from snapens.report.numbers import decimal, signed
 
 SEED = 0
@@ -162,12 +163,6 @@ class Measured:
         return [max(line.interpolated_percent) for line in self.entry.between.lines] if self.entry.between else []
 
     @property
-    def end_changes(self) -> list[float]:
-        """The change of the errors at both ends of each line when BatchNorm statistics are re-estimated, in points."""
-        lines = self.entry.between.lines if self.entry.between else ()
-        return [line.estimated_percent[k] - line.interpolated_percent[k] for line in lines for k in (0, -1)]
-
-    @property
     def early(self) -> Exit:
         """Early exit at a confidence of CONFIDENCE."""
         return next(found for found in self.entry.early_exit if found.threshold == CONFIDENCE)
@@ -182,24 +177,42 @@ class Measured:
         return 0 if self.members == "last" else -1
 
 
+Group = dict[str, Measured]
+"""The measured runs of a network on a data set, by the methods of Table 1."""
+
+
 def rendered(template: str, folder: Path, **values: object) -> str:
     """A template of the documentation with the numbers of a ledger; `values` are further names that it may use."""
     entries, paired = ledger.entries(folder), differences.read(folder)
 
-    def measured(network: str, dataset: str) -> dict[str, Measured]:
+    groups: dict[tuple[str, str], Group] = {}
+    for cell in paper.cells():
+        entry = entries.get(paper.run_name(replace(cell.recipe, seed=SEED)))
+        if cell.where == "table 1" and isinstance(entry, Entry):
+            members = "last" if cell.reads == "last" else "ensemble"
+            group = groups.setdefault((cell.network, cell.dataset), {})
+            group[cell.method] = Measured(entry, members, cell.published_percent, paired)
+
+    def measured(network: str, dataset: str) -> Group:
         """The measured runs of a network on a data set, by the methods of Table 1."""
-        found = {}
-        for cell in paper.cells():
-            entry = entries.get(paper.run_name(replace(cell.recipe, seed=SEED)))
-            if (cell.network, cell.dataset, cell.where) == (network, dataset, "table 1") and isinstance(entry, Entry):
-                members = "last" if cell.reads == "last" else "ensemble"
-                found[cell.method] = Measured(entry, members, cell.published_percent, paired)
-        return found
+        return groups[network, dataset]
+
+    def all_measured(*datasets: str) -> dict[str, Group]:
+        """The same for every network that was measured, by the network and the data set in print."""
+        chosen = [(network, name) for name in datasets for network, found in groups if found == name]
+        return {f"{names.NETWORKS[network]}, {names.DATASETS[name]}": groups[network, name] for network, name in chosen}
 
     jinja = package("jinja2", "report")
     look = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = jinja.Environment(autoescape=False, undefined=jinja.StrictUndefined, **look)
-    vocabulary = {"measured": measured, "span": span, "decimal": decimal, "check": check, "confidence": CONFIDENCE}
+    vocabulary = {
+        "measured": measured,
+        "all_measured": all_measured,
+        "span": span,
+        "decimal": decimal,
+        "check": check,
+        "confidence": CONFIDENCE,
+    }
     environment.globals |= {**vocabulary, **values}
     text: str = environment.from_string(template).render()
     return text

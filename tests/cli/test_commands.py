@@ -126,7 +126,11 @@ def test_a_network_of_the_users_own_is_imported_from_the_current_folder_and_noth
     ("arguments", "suggested", "others"),
     [
         (["train", "--epoch", "3"], ["--epochs INT", "run snapens train --help"], ["sweep", "distill"]),
-        (["paper", "run", "cell", "--seeds", "1"], ["--seed INT [INT ...]", "run snapens paper run --help"], ["demo", "train"]),
+        (
+            ["paper", "run", "cell", "--seeds", "1"],
+            ["--seed INT [INT ...]", "run snapens paper run --help"],
+            ["demo", "train"],
+        ),
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -68,7 +68,9 @@ def results(tmp_path):
         ("span(snapshot.neighbours, 1)", "10.0"),
         ("span(snapshot.rises, 1)", "1.6 to 6.4"),  # 8 points times 1/5 to 4/5
         ("decimal(snapshot.peaks | max, 0)", "73"),  # 4.73 + (90 - 4.73) * 4/5
-        ("span(snapshot.end_changes, 1)", "0.0"),
+        ("all_measured('cifar10') | list", "['Wide-ResNet-32, CIFAR-10']"),
+        ("all_measured('cifar10')['Wide-ResNet-32, CIFAR-10'] == run", "True"),
+        ("all_measured('cifar100')", "{}"),
         ("run | list | sort | join(' ')", "dropout nocycle single snapshot-0.2"),
         ("word", "given"),
     ],

@@ -81,7 +81,9 @@ class PaperRun:
         from ..lab.paper.entry import cell_error
         from ..lab.records.run import Run
 
-        repetitions = [[Run(self.out / name) for name in paper.run_names(cell, seed)] for seed in sorted(set(self.seed))]
+        repetitions = [
+            [Run(self.out / name) for name in paper.run_names(cell, seed)] for seed in sorted(set(self.seed))
+        ]
         return [100 * cell_error(cell, runs) for runs in repetitions if all(run.finished for run in runs)]
 
 
