@@ -62,7 +62,8 @@ def test_images_become_grey_if_the_run_has_one_channel(tmp_path, mode):
 
 def test_folders_are_searched_at_any_depth_without_hidden_and_other_files(tmp_path):
     (tmp_path / "b/c").mkdir(parents=True)
-    for name in ("z.png", "b/c/a.JPG", "b/.hidden.png", "b/notes.txt"):
+    (tmp_path / "b/.thumbnails").mkdir()
+    for name in ("z.png", "b/c/a.JPG", "b/.hidden.png", "b/.thumbnails/a.png", "b/notes.txt"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "b/folder.png").mkdir()
     other = tmp_path / "b/notes.txt"  # named by the user
@@ -137,6 +138,13 @@ def test_the_rows_of_csv_files_are_read_with_or_without_a_header(tmp_path):
     assert first.names == [f"{tmp_path}/a.csv:2", f"{tmp_path}/a.csv:4"]
     assert second.examples[0].tolist() == [7, 8, 9]
     assert first.sizes == []
+
+
+def test_a_first_row_with_a_missing_number_is_named_and_not_taken_for_a_header(tmp_path):
+    (tmp_path / "a.csv").write_text("1,,3\n4,5,6\n")
+    (chunk,) = chunks([tmp_path / "a.csv"], ROWS)
+    assert [example.tolist() for example in chunk.examples] == [[4, 5, 6]]
+    assert chunk.failed == {f"{tmp_path}/a.csv:1": "column 2 must be a number, got ''"}
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,17 @@ def test_a_sample_is_what_the_first_steps_see_in_batches_of_an_evaluation(data, 
     )
 
 
+@pytest.mark.parametrize(("padding", "images"), [(0, 100), (tiny.SIZE, 900)])
+def test_images_stay_on_a_gpu_if_they_need_less_than_two_fifths_of_its_free_memory(monkeypatch, padding, images):
+    """With padding on both sides as wide as the image, they need nine times as much."""
+    least = images * 3 * tiny.SIZE**2 * 5 // 2
+    for free, fits in ((least, False), (least + 3, True)):
+        placed = PlacedImages(tiny.data(train=100), CPU, padding)
+        placed.device = torch.device("cuda")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10 * free))
+        assert placed.resident is fits
+
+
 def test_arrays_lie_on_the_device_and_files_do_not():
     assert PlacedImages(tiny.data(), CPU).resident
     assert not PlacedImages(files(tiny.data(augmentation="none")), CPU).resident

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from .protocol import Placed
 
+_COUNTED_BYTES = 1 << 22  # at a time: np.bincount makes a copy of eight times this size
+
 Augmentation = Literal["none", "crop-mirror", "crop-mirror-rgb", "imagenet"]
 """The names in `augment.AUGMENTATIONS`: how training images are cropped and transformed by default."""
 
@@ -152,7 +154,9 @@ class ImageData:
         if not isinstance(self.train.pixels, np.ndarray):
             raise ArgumentError(f"mean and deviation must be given for {self.name}, because its images are files")
         flat = self.train.pixels.reshape(-1, self.channels)
-        counts = np.stack([np.bincount(flat[:, channel], minlength=256) for channel in range(self.channels)])
+        counts = np.zeros((self.channels, 256), np.int64)
+        for part in np.array_split(flat, 1 + flat.nbytes // _COUNTED_BYTES):
+            counts += np.stack([np.bincount(part[:, channel], minlength=256) for channel in range(self.channels)])
         shares, values = counts / len(flat), np.arange(256)
         mean = shares @ values
         deviation = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(1))

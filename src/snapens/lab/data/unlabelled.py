@@ -47,7 +47,8 @@ def listed(paths: Sequence[Path], preprocessing: Preprocessing) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        inside = sorted(file for file in path.rglob("*") if _suits(file, preprocessing) and file.is_file())
+        visible = (file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))
+        inside = sorted(file for file in visible if _suits(file, preprocessing) and file.is_file())
         if not inside:
             kind = "images" if isinstance(preprocessing, ImagePreprocessing) else f"{' or '.join(TABLES)} files"
             raise ArgumentError(f"files must be {kind} or folders that contain some, got {path}, which contains none")
@@ -69,7 +70,11 @@ def chunks(files: Sequence[Path], preprocessing: Preprocessing, size: int) -> It
 def _suits(path: Path, preprocessing: Preprocessing) -> bool:
     if isinstance(preprocessing, ImagePreprocessing):
         return is_image(path)
-    return path.suffix.lower() in TABLES and path.name[0] != "."
+    return path.suffix.lower() in TABLES
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _images(files: Sequence[Path], preprocessing: ImagePreprocessing, size: int) -> Iterator[Chunk]:
@@ -140,7 +145,7 @@ def _table(path: Path) -> list[tuple[str, Any]]:
     with parsing(path, "a .csv file in UTF-8", "write it again"):
         reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
         lines = [(f"{path}:{reader.line_num}", cells) for cells in reader if cells]
-    return lines[1:] if lines and not all(map(_is_number, lines[0][1])) else lines  # without the header
+    return lines[1:] if lines and not any(map(_is_number, lines[0][1])) else lines  # without the header
 
 
 def _is_number(cell: str) -> bool:
