@@ -145,7 +145,8 @@ ENTRIES = {
     "trivialaugment": {"transforms": ("mirror", "trivialaugment", "cutout=4")},
     "mixing": {"transforms": ("mirror", "lighting", "mixup=0.4:0.5", "cutmix=1:0.5")},
     "average": {"ema": 0.9, "label_smoothing": 0.1, "transforms": ("mirror", "cutout=4", "lighting")},
-    "sam": {"sam": 0.05, "ema": 0.9},
+    "sam": {"sam": 0.5, "ema": 0.9},
+    "sam-norms": {"sam": 0.5, "sam_moves": "norms", "ema": 0.9},
 }
 
 
@@ -154,9 +155,12 @@ def test_every_entry_of_a_recipe_can_be_captured_and_resumed(changes):
     recipe = tiny.recipe(**changes)
     whole, eager, first = stepped(recipe, 20), stepped(recipe, 20, captured=False), stepped(recipe, 12)
     assert torch.allclose(whole.losses, eager.losses, atol=TOLERANCE)
+    ours, theirs, start = (joined(step.kept) for step in (whole, eager, stepped(recipe, 0, captured=False)))
+    assert (ours - theirs).norm() < 0.4 * (theirs - start).norm()
     state = {name: tensor.detach().cpu() for name, tensor in first.state().items()}
     resumed = stepped(recipe, 0)
     resumed.load(state)
+    assert tiny.equal({name: tensor.cpu() for name, tensor in resumed.state().items()}, state)
     for completed in range(12, 20):
         resumed(completed)
     torch.cuda.synchronize()

@@ -147,14 +147,17 @@ def test_the_kept_average_is_torchs_exponential_moving_average():
     assert step.kept.norm.num_batches_tracked.item() == 20
 
 
-@pytest.mark.parametrize(("every", "rounded"), [(1, False), (4, False), (4, True)])
-def test_sam_takes_the_gradient_at_the_weights_uphill(every, rounded, monkeypatch):
+@pytest.mark.parametrize(
+    ("every", "moves", "rounded"),
+    [(1, "all", False), (4, "all", False), (4, "all", True), (4, "norms", False), (4, "norms", True)],
+)
+def test_sam_takes_the_gradient_at_the_weights_uphill(every, moves, rounded, monkeypatch):
     """Also with the rounded weights of a GPU, which must follow the move."""
 
     def precision(device):
         return torch.autocast(device.type, torch.bfloat16, enabled=rounded)
 
-    recipe = tiny.recipe(sam=0.5, sam_every=every)
+    recipe = tiny.recipe(sam=0.5, sam_every=every, sam_moves=moves)
     feed = Feed(tiny.data().place(CPU), (Mirror(),), recipe.seed, 8)
     network, schedule, losses = nets.of(recipe, 4, {"channels": 3}), recipe.schedule(40), []
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4)
@@ -165,17 +168,18 @@ def test_sam_takes_the_gradient_at_the_weights_uphill(every, rounded, monkeypatc
         statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
         with precision(CPU):
             found = by_hand(network(batch.inputs[::every]), batch.targets[::every])
-        gradients = torch.autograd.grad(found, list(network.parameters()))
+        moved = [name for name, _ in network.named_parameters() if moves == "all" or name.startswith("norm")]
+        gradients = torch.autograd.grad(found, [network.get_parameter(name) for name in moved])
         length = torch.cat([gradient.flatten() for gradient in gradients]).norm()
         network.load_state_dict(statistics, strict=False)  # only the pass with the whole batch changes them
         uphill = copy.deepcopy(network)
         with torch.no_grad():
-            for parameter, gradient in zip(uphill.parameters(), gradients, strict=True):
-                parameter += 0.5 * gradient / length
+            for name, gradient in zip(moved, gradients, strict=True):
+                uphill.get_parameter(name).add_(0.5 * gradient / length)
         with precision(CPU):
             found = by_hand(uphill(batch.inputs), batch.targets)
-        for parameter, moved in zip(network.parameters(), uphill.parameters(), strict=True):
-            parameter.grad = torch.autograd.grad(found, moved, retain_graph=True)[0]
+        for parameter, other in zip(network.parameters(), uphill.parameters(), strict=True):
+            parameter.grad = torch.autograd.grad(found, other, retain_graph=True)[0]
         network.load_state_dict(dict(uphill.named_buffers()), strict=False)
         optimizer.step()
         losses.append(found.item())
@@ -192,6 +196,11 @@ def test_sam_does_not_move_weights_without_a_gradient():
     step = made(tiny.recipe(network="test_entries:constant", sam=0.5))
     step(0)
     assert not any(tensor.any() for tensor in tensors(step.network).values())  # no gradient at all: nor NaN
+
+
+def test_sam_needs_something_to_move():
+    with pytest.raises(ArgumentError, match="sam_moves must be 'all' for a network without normalisation layers"):
+        made(tiny.recipe(network="tiny:head", sam=0.5, sam_moves="norms"))
 
 
 def test_a_tied_weight_is_averaged_once():
@@ -269,6 +278,7 @@ def test_noise_is_added_to_the_trained_weights_at_a_restart_and_not_to_their_ave
         {"transforms": ("mirror", "trivialaugment", "cutout=4", "mixup")},
         {"ema": 0.9, "ema_at_restart": "reset", "restart_noise": 0.1, "first_cycle": 2},
         {"transforms": ("lighting", "cutmix=1.0:0.5"), "label_smoothing": 0.1},
+        {"sam": 0.1, "ema": 0.9},
     ],
 )
 def test_a_run_with_every_new_entry_resumes_bit_for_bit(tmp_path, changes):

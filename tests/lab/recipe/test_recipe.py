@@ -169,7 +169,7 @@ def test_the_defaults_are_those_of_format_1_and_never_change():
         {"alpha": 0.2, "probability": 1.0},
         {"alpha": 1.0, "probability": 1.0},
         {},
-        {"radius": 0.1, "every": 4},
+        {"radius": 0.1, "every": 4, "moves": "all"},
     ]
 
 
@@ -310,6 +310,8 @@ def test_names_are_told_apart_by_all_of_a_recipe_except_for_its_seed():
         ({"restart_noise": 0.1, "method": "singlecycle"}, "restart_noise must be 0 for the method singlecycle"),
         ({"ema_at_restart": "reset"}, "ema_at_restart must be given with ema only, got 'reset': add ema"),
         ({"sam_every": 2}, "sam_every must be given with sam only, got 2: add sam"),
+        ({"sam_moves": "norms"}, "sam_moves must be given with sam only, got 'norms': add sam"),
+        ({"sam": 0.1, "sam_moves": "bias"}, "moves must be one of all, norms, got 'bias'"),
         ({"sam": 0.1, "sam_every": 65}, "sam_every must be at most batch=64, got 65"),
         ({"sam": 0.1, "sam_every": 0}, "sam_every must be at least 1, got 0"),
         ({"sam": 0.0}, "sam must have a finite radius greater than 0, got 0.0"),

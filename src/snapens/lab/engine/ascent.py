@@ -6,8 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ...errors import ArgumentError
 from ..recipe.batch import Batch
 from ..recipe.sharpness import SAM
+from .twin import ROUNDED
 
 _LEAST_NORM = 1e-12  # of a gradient; a smaller one moves the weights less
 
@@ -17,7 +19,10 @@ class Ascent:
 
     def __init__(self, network: nn.Module, sharpness: SAM) -> None:
         self._parameters, self._sharpness = list(network.parameters()), sharpness
-        self._weights, self._buffers = _Kept(self._parameters), _Kept(network.buffers())
+        self._moved = self._parameters if sharpness.moves == "all" else list(_of_norms(network))
+        if not self._moved:
+            raise ArgumentError("sam_moves must be 'all' for a network without normalisation layers, got 'norms'")
+        self._weights, self._buffers = _Kept(self._moved), _Kept(network.buffers())
 
     @contextmanager
     def uphill(self, find: Callable[[Batch], object], batch: Batch) -> Iterator[None]:
@@ -29,18 +34,24 @@ class Ascent:
         find(batch.every(self._sharpness.every))
         self._buffers.restore()
         self._weights.save()
-        pairs = [(parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        pairs = [(parameter, parameter.grad) for parameter in self._moved if parameter.grad is not None]
         gradients = [gradient for _, gradient in pairs]
         with torch.no_grad():
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, self._sharpness.radius / norm.clamp(min=_LEAST_NORM))
             torch._foreach_add_([parameter for parameter, _ in pairs], gradients)
-        for parameter, _ in pairs:
+        for parameter in self._parameters:
             parameter.grad = None
         try:
             yield
         finally:
             self._weights.restore()
+
+
+def _of_norms(network: nn.Module) -> Iterator[nn.Parameter]:
+    for module in network.modules():
+        if not isinstance(module, ROUNDED):
+            yield from (parameter for parameter in module.parameters(recurse=False) if parameter.dim() <= 1)
 
 
 class _Kept:

@@ -272,8 +272,8 @@ class TrainingStep:
         if self.recipe.averaging is None:
             return
         self.recipe.averaging.update([kept for kept, _ in self._averaged], [live for _, live in self._averaged])
-        for count, current in self._counted:
-            count.copy_(current)
+        if self._counted:
+            torch._foreach_copy_([kept for kept, _ in self._counted], [live for _, live in self._counted])
 
     def _network_on_device(self) -> nn.Module:
         network = self._built(cycle=0).to(self.device)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import ArgumentError
-from ...storage.typed import decoded
+from ...storage.typed import UnknownFieldError, decoded
 from .averaging import EMA
 from .methods import METHODS
 from .objectives import CrossEntropy
@@ -78,6 +78,9 @@ class Settings:
     sam_every: int = SAM.every
     """With sam, use every n-th example of a batch to compute the direction in which the weights are moved. With 4, a
     step takes about 1.2 times as long as without sam."""
+    sam_moves: Literal["all", "norms"] = "all"
+    """With sam, the parameters that are moved: all, or only those of normalisation layers (norms). With norms, rounding
+    to bfloat16 does not change the move, and larger radii are usual, such as 0.5."""
     warmup_epochs: int = 0
     """Warm-up epochs before the first cycle, included in epochs."""
     pattern: tuple[Literal["warm", "fresh"], ...] = ()
@@ -100,6 +103,8 @@ class Settings:
             raise ArgumentError(f"ema_at_restart must be given with ema only, got {self.ema_at_restart!r}: add ema")
         if self.sam is None and self.sam_every != SAM.every:
             raise ArgumentError(f"sam_every must be given with sam only, got {self.sam_every}: add sam")
+        if self.sam is None and self.sam_moves != SAM.moves:
+            raise ArgumentError(f"sam_moves must be given with sam only, got {self.sam_moves!r}: add sam")
         given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         pattern: dict[str, Any] = {"pattern": self.pattern} if self.pattern else {}
@@ -114,32 +119,19 @@ class Settings:
             None if self.transforms is None else tuple(map(named, self.transforms)),
             None if self.ema is None else EMA(self.ema, at_restart=self.ema_at_restart),
             self.seed,
-            sharpness=None if self.sam is None else SAM(self.sam, self.sam_every),
+            sharpness=None if self.sam is None else SAM(self.sam, self.sam_every, self.sam_moves),
         )
 
 
-@dataclass(frozen=True)
-class _Format1:
-    """The fields of a recipe in format 1, with their defaults."""
-
-    network: str = "resnet110"
-    dataset: str = "cifar100"
-    method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
-    epochs: int = 200
-    cycles: int = 5
-    lr: float = 0.1
-    batch: int = 64
-    seed: int = 0
-    dropout: float = 0.0
-    stem_stride: int = 1
-    weight_decay: float = 1e-4
-    momentum: float = 0.9
-    warmup_epochs: int = 0
-    pattern: tuple[Literal["warm", "fresh"], ...] = ()
-    held_out: int = 0
-    held_out_seed: int = 0
+_FORMAT_1 = {
+    *("network", "dataset", "method", "epochs", "cycles", "lr", "batch", "seed", "dropout", "stem_stride"),
+    *("weight_decay", "momentum", "warmup_epochs", "pattern", "held_out", "held_out_seed"),
+}
 
 
-def from_format_1(content: Any) -> Recipe:
-    """The recipe from the flat JSON object of format 1."""
-    return Settings(**vars(decoded(_Format1, content, "recipe"))).recipe()
+def from_format_1(content: dict[str, Any]) -> Recipe:
+    """The recipe from the flat JSON object of format 1, whose defaults are those of `Settings`."""
+    if unknown := content.keys() - _FORMAT_1:
+        raise UnknownFieldError(f"unknown field {min(unknown)!r} of recipe")
+    settings: Settings = decoded(Settings, content, "recipe")
+    return settings.recipe()

@@ -1,6 +1,7 @@
 """Sharpness: how a step avoids minima with steep surroundings."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .value import Value, require, require_at_least
 
@@ -15,10 +16,13 @@ class SAM(Value):
     """
 
     radius: float = 0.1
-    """The length of the move: the norm over all parameters. With bfloat16, as on a GPU, weights that would move by
-    less than their rounding error stay or move further, so a small move differs from the exact one."""
+    """The length of the move: the norm over all parameters that move."""
     every: int = 4
     """The direction is computed from every n-th example of a batch; 1: from all examples, as in the original method."""
+    moves: Literal["all", "norms"] = "all"
+    """all: every parameter moves. With bfloat16, as on a GPU, weights that would move by less than their rounding error
+    stay or move further, so a small move differs from the exact one. norms: only the parameters of normalisation layers
+    move, which are not rounded (SAM-ON; Müller et al., 2023)."""
 
     def check(self) -> None:
         """The radius is positive."""
