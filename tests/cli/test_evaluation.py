@@ -1,6 +1,7 @@
 """`snapens combine` and `snapens evaluate`, on the outputs of a user's own loop."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -181,10 +182,49 @@ def test_the_errors_of_classes_are_not_broken_and_their_numbers_are_not_taken_fo
     Outputs((member,), torch.tensor(scores).log_softmax(-1).half().numpy(), labels).save(one, "test")
     assert main(["evaluate", str(one)]) == 0
     *_, shown = capsys.readouterr().out.partition("classes with")
-    assert " ".join(shown.split()) == "the highest errors: class 2: 25.0 %, class 1: 25.0 %, class 0: 12.5 %"
+    assert " ".join(shown.split()) == "the highest errors: class 1: 25.0 %, class 2: 25.0 %, class 0: 12.5 %"
     for line in shown.splitlines()[1:]:
         assert line.startswith("class ")
     assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_the_name_of_a_folder_is_shown_as_it_is(tmp_path, capsys):
+    run = stored(tmp_path / "photos [new] :x:", (4, 8, 12))
+    outputs(run, 0)
+    outputs(run, 1, part="test")
+    assert main(["combine", str(run)]) == 0
+    assert f"\n{run}/combination.json\n" in capsys.readouterr().out
+    assert main(["evaluate", str(run)]) == 0
+    assert f"{run}, part test: 400 examples\n" in capsys.readouterr().out
+
+
+def test_a_baseline_on_other_examples_is_named(folder, tmp_path, capsys):
+    outputs(folder, 0, part="test")
+    other = stored(tmp_path / "other", (4, 8, 12))
+    for changed in ({"seed": 1}, {"seed": 0, "examples": 300}, {"seed": 0, "classes": 4}):
+        outputs(other, part="test", **changed)
+        assert main(["evaluate", str(folder), "--baseline", str(folder), str(other)]) == 2
+        expected = f"baseline must name runs with the same classes and examples, got {other}: evaluate it on the same"
+        assert expected in capsys.readouterr().err
+
+
+def test_one_member_has_no_mean_beside_it(folder, tmp_path, capsys):
+    one = stored(tmp_path / "one", (4,))
+    found = outputs(folder, 0, part="test")
+    Outputs(((Snapshots(one).identity["run"], 4),), found.log_probabilities[:1], found.labels).save(one, "test")
+    assert main(["evaluate", str(one), "--format", "json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["predictors"]) == ["last snapshot"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8:strict"])
+def test_what_the_output_cannot_encode_is_escaped(folder, encoding):
+    outputs(folder, 0)
+    strange = folder.rename(folder.with_name("α" + os.fsdecode(b"\xff")))
+    command = [sys.executable, "-m", "snapens", "combine", strange]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"\\udcff/combination.json" in done.stdout
 
 
 def test_class_names_are_shown_as_they_are(tmp_path, capsys):
@@ -250,7 +290,7 @@ def test_a_combination_is_not_used_for_a_run_with_another_number_of_snapshots(fo
         (["combine"], "contains no outputs of the part 'held_out'"),
         (["combine", "--part", "test"], "outputs must be those of held-out training data, got the part 'test'"),
         (["combine", "--part", "own", "--members", "some"], "members must be a whole number, 'all', 'last'"),
-        (["combine", "--part", "own", "--members", "4"], "last must be between 1 and 3 (the number of members), got 4"),
+        (["combine", "--part", "own", "--members", "4"], "members must be between 1 and 3 (those of a run), got 4"),
         (["combine", "--part", "own", "--exit-loss", "-1"], "exit-loss must be from 0 to 100 (percentage points)"),
         (["combine", "--part", "own", "--exit-loss", "nan"], "exit-loss must be from 0 to 100 (percentage points)"),
         (["evaluate", "--part", "other"], "contains no outputs of the part 'other'"),

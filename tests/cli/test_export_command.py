@@ -56,9 +56,10 @@ def predicted(path, **inputs):
 def test_raw_pixels_of_the_test_set_give_the_predictions_that_the_engine_stored(images, tmp_path, capsys):
     assert export(str(images.path), "--raw-inputs", "--prefixes") == 0
     shown = capsys.readouterr()
-    assert shown.out.split() == ["images.onnx", "images.onnx.md"]
+    path = images.path / "images.onnx"
+    assert shown.out.split() == [str(path), f"{path}.md"]
     assert "combination.json" not in shown.err
-    found = predicted(tmp_path / "images.onnx", pixels=tiny.data().test.pixels)
+    found = predicted(path, pixels=tiny.data().test.pixels)
     np.testing.assert_allclose(found[0], stored_mean(images, 1), atol=1e-3)
     np.testing.assert_allclose(found[1], stored_mean(images, 2), atol=1e-3)
 

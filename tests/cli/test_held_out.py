@@ -30,8 +30,8 @@ def train(*more, dataset="arrays", data="tiny.npz", out=("--out", "run")):
 def test_a_tenth_of_the_users_own_training_examples_is_held_out(folder, capsys):
     assert train() == 0
     message = (
-        "reading arrays\nholding out 4 of 40 training examples, so that a combination can be chosen on them; "
-        "--held-out 0 trains on all\npreparing 1 run"
+        "reading arrays\nholding out 4 of 40 training examples, too few for a temperature and early exit, which need "
+        "100; --held-out 0 trains on all\npreparing 1 run"
     )
     err = capsys.readouterr().err
     assert message in err
@@ -82,7 +82,7 @@ def test_a_val_folder_beside_test_is_held_out_instead(folder, capsys):
     for part, count in (("train", 10), ("test", 2), ("val", 3)):
         images(folder / "own" / part, count)
     assert train(dataset="folder", data="own") == 0
-    assert "holding out the 6 examples in val/, so that a combination" in capsys.readouterr().err
+    assert "holding out the 6 examples in val/, too few for a temperature" in capsys.readouterr().err
     assert Run("run").recipe.dataset.held_out == 0
     assert Run("run").outputs("held_out").labels.shape == (6,)
 

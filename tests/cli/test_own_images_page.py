@@ -33,7 +33,7 @@ def commands(page):
 
 
 def test_the_code_and_the_commands_for_own_data_run(photos, monkeypatch, capsys):
-    monkeypatch.setattr(training, "show_report", lambda paths: None)  # the page's own command writes one
+    monkeypatch.setattr(training, "with_report", lambda paths, show: show())  # the page's own command writes one
     names = {"__name__": "page"}
     for block in re.findall(r"```python\n(.*?)```", (PAGES / "own-images.md").read_text(), re.DOTALL):
         exec(block, names)

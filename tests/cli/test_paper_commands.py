@@ -122,7 +122,7 @@ def test_a_terminals_width_is_kept_and_a_file_has_all_columns(tmp_path, monkeypa
         assert not is_terminal or max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("command", [["--help"], ["paper", "table", "1", "--format", "csv"]])
+@pytest.mark.parametrize("command", [["--help"], ["paper", "table", "1", "--format", "csv"], ["paper", "list"]])
 def test_nothing_is_said_when_nobody_reads_on(tmp_path, command):
     reading, writing = os.pipe()
     os.close(reading)

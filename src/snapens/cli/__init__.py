@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -44,7 +45,7 @@ class Demo:
         from ..lab.recipe.presets import demo
         from ..lab.records.run import Run
         from . import tables
-        from .training import show_report, train
+        from .training import train, with_report
 
         single, snapshot = (self.out / f"{name}-seed{self.seed}" for name in ("single", "snapshot"))
         jobs = list(zip(demo(self.seed), (single, snapshot), strict=True))
@@ -52,8 +53,7 @@ class Demo:
         status = train(jobs, TrainingOptions(device="cpu", threads=1, resume=True), again="the same command")
         processes.end_others(status)
         if status == 0:
-            tables.demo(Run(single), Run(snapshot))
-            show_report([snapshot, single])
+            with_report([snapshot, single], lambda: tables.demo(Run(single), Run(snapshot)))
         return status
 
 
@@ -86,15 +86,14 @@ class Train:
     curves: Flag = False
     """At the end, measure the errors between the last snapshot and each earlier one (the paper's Figure 5)."""
     local_batchnorm: Flag = False
-    """With several processes, each computes the BatchNorm statistics of its own part of a batch. The number of
-    processes is then part of the recipe."""
+    """Each process computes the BatchNorm statistics of its own examples; the recipe then names their number."""
 
     def __call__(self) -> int:
         """Train, then print the errors of the snapshots and of their ensembles."""
         from ..lab.records.run import Run
         from . import tables
         from .loader import Loader
-        from .training import show_report, train
+        from .training import train, with_report
 
         recipe, load = self.settings.recipe(), Loader(self.training)
         note_random_weights(self.preset, [recipe.network.name])
@@ -108,8 +107,7 @@ class Train:
         status = train([(recipe, out)], self.training, load, curves=self.curves)
         processes.end_others(status)
         if status == 0:
-            tables.run(Run(out))
-            show_report([out])
+            with_report([out], lambda: tables.run(Run(out)))
         return status
 
 
@@ -122,8 +120,8 @@ class Report:
     focus: Annotated[str | None, arg("NAME")] = None
     """The name of the run folder that the report is about. By default a Snapshot Ensemble with a matching baseline."""
     out: Place = None
-    """The path of the page (.html), or a folder for the page or its parts. The default is the folder of the run that
-    the report is about, or the first argument if it is a folder of several runs."""
+    """The page (.html), or a folder for the page or its parts. By default the folder of the run that it is about,
+    or the first argument if it is a folder of several runs."""
     format: Literal["html", "png", "svg", "csv", "json"] = "html"
     """html: the page. Otherwise its parts: charts as png or svg, tables as csv or json."""
 
@@ -186,6 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     It is 0, or 1 if a run failed, 2 if the command was rejected, 128 and the number of a signal that ended it.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path or a sign that the encoding lacks is no failure
     try:
         return _status(arguments) if processes.is_first() else _silent(arguments)
     except ProcessError as error:  # only the process itself knows it

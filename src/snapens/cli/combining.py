@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import ArgumentError, MismatchError
 from ..report.numbers import signed
-from .messages import say, uncut
+from .messages import paragraphs, say, show
 from .options import Flag, Folder, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
@@ -33,8 +32,8 @@ class Combine:
     run: Folder
     """A run folder with outputs for held-out examples."""
     members: str = "all"
-    """all; a number m: the last m; last: the last m, with the m of the lowest NLL; greedy: members and weights,
-    selected one at a time; drop-early: all except early members that raise the NLL."""
+    """all; a number m: the last m; last: the last m, with the m of the lowest NLL;
+    greedy: members and weights, selected one at a time; drop-early: all except early members that raise the NLL."""
     weights: Literal["equal", "simplex"] = "equal"
     """simplex: the weights with the lowest negative log-likelihood (NLL)."""
     exit_loss: float = 0.0
@@ -44,8 +43,7 @@ class Combine:
     no_temperature: Flag = False
     """Do not fit a temperature."""
     like: Annotated[Path | None, arg("RUN")] = None
-    """Use the combination of this other run, instead of fitting one. Member k of that run becomes member k of this
-    run."""
+    """Use the combination of this other run, instead of fitting one: its member k becomes member k of this run."""
     part: str = "held_out"
     """The name under which the outputs were saved."""
     format: Literal["table", "json"] = "table"
@@ -102,8 +100,7 @@ class Combine:
         return 0
 
     def _show(self, combination: "Combination", existing: int) -> None:
-        words = f"{in_words(combination, existing)}\n{self.run / 'combination.json'}"
-        Console(highlight=False).print(words, soft_wrap=True)
+        sys.stdout.write(f"{in_words(combination, existing)}\n{self.run / 'combination.json'}\n")
 
 
 def in_words(combination: "Combination", existing: int) -> str:
@@ -151,9 +148,9 @@ def outputs_of(path: Path, part: str, unsuitable: str | None = None) -> "Outputs
 def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
     names = ("choice", "error, %", "change", "NLL", "change", "members")
     table = Table(*names, box=None, pad_edge=False)
-    Console(highlight=False).print(
+    paragraphs(
         f"The changes of the error and the NLL by each choice, on {len(outputs.labels):,} held-out examples: fitted on "
-        "one half and measured on the other (± one paired standard error; negative is better)\n"
+        "one half and measured on the other (± one paired standard error; negative is better)\n\n"
     )
     for gain in gains:
         table.add_row(
@@ -164,8 +161,8 @@ def _show_gains(outputs: "Outputs", gains: "Sequence[Gain]") -> None:
             f"{signed(-gain.nll_gain.mean, 4)} ± {gain.nll_gain.standard_error:.4f}",
             f"{gain.used:.2f}",
         )
-    uncut(table).print(table, highlight=False)
-    Console(highlight=False).print()
+    show(table)
+    sys.stdout.write("\n")
     for gain in gains:
         clearly_worse = gain.nll_gain.mean < -2 * gain.nll_gain.standard_error
         if gain.choice in _WITHOUT and clearly_worse:

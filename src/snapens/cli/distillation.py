@@ -49,7 +49,7 @@ class Distill:
         from ..lab.records.run import Run
         from . import tables
         from .loader import import_network_of
-        from .training import show_report, train
+        from .training import train, with_report
 
         run = Run(self.run)
         world = processes.world()
@@ -60,8 +60,7 @@ class Distill:
         status = train([(recipe, out)], self.training, teachers=[self.run])
         processes.end_others(status)
         if status == 0:
-            tables.distilled(Run(out), run, teacher.combination)
-            show_report([out])
+            with_report([out], lambda: tables.distilled(Run(out), run, teacher.combination))
         return status
 
     def _recipe(self, recipe: Recipe, teacher: "Teacher") -> Recipe:

@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
 from rich.table import Table
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, MismatchError
+from ..report.numbers import decimal
 from .combining import in_words, outputs_of
-from .messages import NO_BREAK, paragraphs, uncut
+from .messages import NO_BREAK, paragraphs, show
 from .options import Folder, arg
 
 if TYPE_CHECKING:  # --help does not wait for torch
     from ..combine.evaluation import Evaluation
+    from ..outputs import Outputs
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,10 @@ class Evaluate:
 
         part = self.part or _default_part(self.run)
         outputs = outputs_of(self.run, part)
-        networks = [outputs_of(path, part) for path in self.baseline]
-        choices = {
-            "last snapshot": Combination(outputs.members[-1:]),
-            f"mean of {len(outputs.members)}": Combination(outputs.members),
-        }
+        networks = [_comparable(outputs_of(path, part), outputs, path) for path in self.baseline]
+        choices = {"last snapshot": Combination(outputs.members[-1:])}
+        if len(outputs.members) > 1:
+            choices[f"mean of {len(outputs.members)}"] = Combination(outputs.members)
         if (fitted := Combination.find(self.run)) is not None:
             choices["combination.json"] = fitted
         found = {name: Evaluation.of(outputs, choice, networks) for name, choice in choices.items()}
@@ -55,10 +55,11 @@ class Evaluate:
             _show(f"{self.run}, part {part}", found, classes, with_baseline=bool(self.baseline))
             if fitted is not None:
                 words = in_words(fitted, len(outputs.members))
-                Console(highlight=False).print(f"combination.json: {words}", soft_wrap=True)
+                sys.stdout.write(f"combination.json: {words}\n")
                 if part != "test":
-                    note = "if combination.json was fitted on these examples, its results here are too good"
-                    Console(highlight=False).print(note, soft_wrap=True)
+                    sys.stdout.write(
+                        "if combination.json was fitted on these examples, its results here are too good\n"
+                    )
         return 0
 
 
@@ -73,6 +74,16 @@ def _default_part(path: Path) -> str:
     return found[0]
 
 
+def _comparable(baseline: "Outputs", outputs: "Outputs", path: Path) -> "Outputs":
+    """The outputs of a baseline, if they are those of the same examples and classes."""
+    same_shape = baseline.log_probabilities.shape[1:] == outputs.log_probabilities.shape[1:]
+    if not same_shape or (baseline.labels != outputs.labels).any():
+        raise MismatchError(
+            f"baseline must name runs with the same classes and examples, got {path}: evaluate it on the same data"
+        )
+    return baseline
+
+
 def _classes(path: Path, count: int) -> list[str]:
     """The names of the classes, which only a run of the lab knows."""
     from ..lab.records.run import Run
@@ -84,7 +95,7 @@ def _classes(path: Path, count: int) -> list[str]:
 
 def _show(title: str, found: "dict[str, Evaluation]", classes: list[str], *, with_baseline: bool) -> None:
     first = next(iter(found.values()))
-    Console(highlight=False).print(f"{title}: {first.examples:,} examples\n", soft_wrap=True)
+    sys.stdout.write(f"{title}: {first.examples:,} examples\n\n")
     table = Table("", *found, box=None, pad_edge=False)
     rows: dict[str, Callable[[Evaluation], str]] = {
         "error, %": lambda one: f"{100 * one.error:.2f}",
@@ -99,13 +110,11 @@ def _show(title: str, found: "dict[str, Evaluation]", classes: list[str], *, wit
         rows["equivalent independent networks"] = lambda one: _networks(one.equivalent)
     for name, shown in rows.items():
         table.add_row(name, *map(shown, found.values()))
-    uncut(table).print(table, highlight=False)
-    worst = sorted(
-        ((error, name) for error, name in zip(list(found.values())[-1].class_errors, classes, strict=True) if error),
-        reverse=True,
-    )[:5]
+    show(table)
+    class_errors = zip(classes, list(found.values())[-1].class_errors, strict=True)
+    worst = sorted(((name, error) for name, error in class_errors if error), key=lambda one: -one[1])[:5]
     if worst:
-        errors = ", ".join(f"{_class(name)}: {100 * error:.1f} %".replace(" ", NO_BREAK) for error, name in worst)
+        errors = ", ".join(f"{_class(name)}: {100 * error:.1f} %".replace(" ", NO_BREAK) for name, error in worst)
         paragraphs(f"\nclasses with the highest errors: {errors}")
 
 
@@ -127,7 +136,7 @@ def _class(name: str) -> str:
 
 
 def _likelihood(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+    return "–" if value is None else decimal(value, 4)
 
 
 def _networks(equivalent: float | None) -> str:

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from .combining import combination_of
@@ -26,7 +25,7 @@ class Export:
     run: Folder
     """The run folder. The data set is not needed."""
     out: Place = None
-    """The file. By default it has the name of the run folder and is in the current folder."""
+    """The file, or a folder for it. By default it is in the run folder and has its name."""
     format: Literal["onnx", "program"] = "onnx"
     """onnx: for onnxruntime and other runtimes; program: for PyTorch (torch.export)."""
     last: Annotated[int | None, arg("INT")] = None
@@ -56,7 +55,9 @@ class Export:
         trusted = self.import_network
         ensemble = run.ensemble(combination=combination, raw=self.raw_inputs, device="cpu", import_network=trusted)
         suffix = {"onnx": ".onnx", "program": ".pt2"}[self.format]
-        path = self.out or Path(f"{run.path.resolve().name}{suffix}")
+        path = self.out or run.path
+        if path.is_dir():
+            path /= f"{run.path.resolve().name}{suffix}"
         example = _raw_examples(run.preprocessing)
         write = export.to_onnx if self.format == "onnx" else export.to_program
         write(

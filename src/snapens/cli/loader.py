@@ -46,6 +46,7 @@ class Loader:
 
     def with_held_out(self, recipe: Recipe, out: Path | None) -> Recipe:
         """The recipe with a tenth of a user's own training examples held out, or as many as in the run to resume."""
+        from ..combine.held_out import FEW_EXAMPLES
         from ..lab.data import DATASETS
         from ..lab.data.labels import tenth
         from ..lab.records.run import Run
@@ -59,6 +60,8 @@ class Loader:
         data = self._unused[name] = self(recipe)
         count, examples = tenth(data.train.labels, seed), len(data.train)
         purpose = "so that a combination can be chosen on them"
+        if count < FEW_EXAMPLES:
+            purpose = f"too few for a temperature and early exit, which need {FEW_EXAMPLES}"
         if data.held_out is not None:
             say(f"holding out the {len(data.held_out):,} examples in val/, {purpose}")
             return recipe

@@ -28,9 +28,14 @@ def paragraphs(text: str) -> None:
         sys.stdout.write(wrapped.replace(NO_BREAK, " ") + "\n")
 
 
-def uncut(table: Table) -> Console:
-    """A console that is wide enough for a table: its names, which users copy, must not be cut off."""
-    return Console(width=max(Console().width, Console(width=100_000).measure(table).maximum))
+def show(table: Table, *, wrapped: bool = False) -> None:
+    """Print a table of plain texts. Its names and numbers, which users copy, are never cut off."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    needed = Console(width=100_000, markup=False, emoji=False).measure(table)
+    console.width = max(console.width, needed.minimum if wrapped else needed.maximum)
+    with console.capture() as text:  # rich would turn a reader that has ended into an exit with status 1
+        console.print(table)
+    sys.stdout.write(text.get())
 
 
 def counted(items: Sequence[object], noun: str) -> str:

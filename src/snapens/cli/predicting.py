@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from ..errors import ArgumentError
 from .combining import combination_of
-from .messages import say, uncut
+from .messages import say, show
 from .options import Folder, ImportNetwork, arg
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class Predict:
     format: Literal["table", "csv", "json"] = "table"
     """table: for reading; csv or json: for other programs."""
     last: Annotated[int | None, arg("M")] = None
-    """Use the last M snapshots with equal weights. By default combination.json if the run has one, else all
-    snapshots."""
+    """The number of the last snapshots to use, with equal weights. By default combination.json, or all snapshots."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one, else the CPU."""
     batch: int = 64
@@ -135,7 +134,7 @@ def _table() -> Iterator[Any]:
 
     yield write
     if table.row_count:
-        uncut(table).print(table)
+        show(table)
 
 
 @contextmanager
@@ -173,10 +172,8 @@ _WRITERS = {"table": _table, "csv": _csv, "json": _json}
 
 
 def _printable(text: str) -> str:
-    """A text without markup and without characters that a terminal would interpret."""
-    from rich.markup import escape
-
-    return escape("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+    """A text without characters that a terminal would interpret."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _put(text: str) -> None:

@@ -149,7 +149,7 @@ def _label(varied: Sequence[str], settings: Mapping[str, Any]) -> str:
         'sam-every 2, transforms mirror,cutout=16'
     """
     words = [f"{name.replace('_', '-')} {_word(settings[name])}" for name in varied if name in settings]
-    return ", ".join(words) or "all"
+    return ", ".join(words) or "all runs"
 
 
 def _word(value: Any) -> str:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from ..lab.paper import cells as paper
-from .messages import counted, paragraphs, uncut
+from .messages import counted, paragraphs, show
 
 if TYPE_CHECKING:  # `paper list` does not wait for torch
     from ..combination import Combination
@@ -23,7 +22,7 @@ def run(run: "Run") -> None:
     alone, together = outputs.member_errors, outputs.ensemble_errors
     for m, step in enumerate(reversed(run.snapshots.steps), 1):
         table.add_row(str(m), f"{step:,}", f"{100 * alone[-m]:.2f}", f"{100 * together[m - 1]:.2f}")
-    Console().print(table)
+    show(table, wrapped=True)
 
 
 def demo(single: "Run", snapshot: "Run") -> None:
@@ -75,7 +74,7 @@ def sweep(groups: Mapping[str, Sequence["Run"]]) -> None:
         ensemble = fmean(100 * found.ensemble_errors[-1] for found in outputs)
         together = f"{100 * joint_error(runs, part=part):.2f}" if len(runs) > 1 else "–"
         table.add_row(name, str(len(runs)), f"{last:.2f}", f"{ensemble:.2f}", together)
-    Console().print(table)
+    show(table, wrapped=True)
     # below the table, because its columns are narrow and users copy the paths
     sys.stdout.write("".join(f"{name}: {run.path}\n" for name, runs in groups.items() for run in runs))
 
@@ -87,10 +86,9 @@ def cells(chosen: Sequence[paper.Cell], measured: Callable[[paper.Cell], list[fl
         found = measured(cell)
         ours = " ".join(f"{percent:.2f}" for percent in found) or "–"
         table.add_row(cell.name, cell.where, cell.published, ours, str(len(found) or "–"), _cost(cell))
-    console = uncut(table)
-    console.print(table)
+    show(table)
     star = "* the paper copied this value from the DenseNet paper. " * any(cell.starred for cell in chosen)
-    console.print(f"{star}time: of one run in a pack on an H200.", highlight=False)
+    sys.stdout.write(f"{star}time: of one run in a pack on an H200.\n")
 
 
 def _points(lower: float) -> str:

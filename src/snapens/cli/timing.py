@@ -1,15 +1,16 @@
 """`snapens bench`: measure training and prediction."""
 
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
 from tyro.conf import Positional, subcommand
 
 from ..errors import ArgumentError
 from ..lab.recipe import Settings
-from ..storage import jsonfile
+from ..lab.recipe.value import require_at_least
+from ..storage import durable, jsonfile
 from .combining import in_words
 from .interrupt import Interrupt
 from .loader import data_root, import_from_here, import_network_of
@@ -17,6 +18,7 @@ from .options import Flag, ImportNetwork, Place, arg
 
 Networks = Annotated[tuple[str, ...], Positional, arg("[NETWORK ...]", "(default: resnet110 wrn32 densenet40)")]
 _NETWORKS = ("resnet110", "wrn32", "densenet40")
+_MEMBERS = 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class BenchTrain:
 
     def __call__(self) -> int:
         """Print images per second, and the ratio to the plain loop, after each measurement."""
+        require_at_least(1, batch=self.batch, pack=self.pack)
+        require_at_least(0, seconds=self.seconds)
         import torch
 
         from ..lab.engine.bench import compare
@@ -53,9 +57,8 @@ class BenchTrain:
         import_from_here(self.networks)
         about = {"device": device_name(device), "torch": torch.__version__, "batch": self.batch}
         found: dict[str, dict[str, float | None]] = {}
-        console = Console(highlight=False)
         setting = f"batch {self.batch}, {self.dataset}; training images/s"
-        console.print(f"{about['device']}, torch {torch.__version__}, {setting}")
+        _put(f"{about['device']}, torch {torch.__version__}, {setting}")
         common = Settings(dataset=self.dataset, batch=self.batch, epochs=200, cycles=1)
         recipes = [replace(common, network=network).recipe() for network in self.networks]
         with Interrupt():
@@ -67,7 +70,7 @@ class BenchTrain:
                     speeds[what] = speed
                     plain = next(iter(speeds.values()))
                     shown = "–" if speed is None or plain is None else f"{speed:10,.0f} {speed / plain:6.1f} ×"
-                    console.print(f"{name:12} {what:44} {shown}")
+                    _put(f"{name:12} {what:44} {shown}")
                     _write(self.out, {**about, "images_per_second": found})
         return 0
 
@@ -84,7 +87,7 @@ class BenchPredict:
     """The folder with the data set of the run, for its test examples. By default inputs are random."""
     threshold: Annotated[float | None, arg("FLOAT")] = None
     """The threshold of early exit. By default that of the run's combination.json."""
-    members: int = 5
+    members: int = _MEMBERS
     """The number of members; only without --run."""
     batches: tuple[int, ...] = (1, 32, 256, 1024)
     """The batch sizes to measure."""
@@ -100,10 +103,15 @@ class BenchPredict:
         """Print milliseconds per batch, and the ratio to one model, after each measurement."""
         if self.run is None and (self.threshold is not None or self.data is not None):
             raise ArgumentError("threshold and data need the snapshots of a run: add --run FOLDER")
-        if not self.batches or min(self.batches) < 1 or self.members < 1:
+        if self.run is not None and (self.networks != _NETWORKS or self.members != _MEMBERS):
             raise ArgumentError(
-                f"batches and members must be at least 1, got {self.batches} and {self.members}: give larger numbers"
+                f"networks and members must not be given together with a run, which has its own, got {self.run}: "
+                "remove them, or --run"
             )
+        if self.threshold is not None and self.data is None:
+            raise ArgumentError("threshold needs examples that are decided early: add --data DIR")
+        require_at_least(1, members=self.members, batches=min(self.batches, default=0))
+        require_at_least(0, seconds=self.seconds)
         self._measure()
         return 0
 
@@ -120,8 +128,7 @@ class BenchPredict:
             import_from_here(self.networks)
         else:
             import_network_of(run, self.import_network)
-        console = Console(highlight=False)
-        console.print(f"{device_name(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
+        _put(f"{device_name(device)}, torch {torch.__version__}; milliseconds per batch, ratio to one model")
         found: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__, "networks": {}}
         one = 0.0
         with Interrupt():
@@ -134,16 +141,16 @@ class BenchPredict:
                 numbers: dict[str, Any] = {"exit_threshold": threshold, "qualities": {}, "timings": []}
                 found["networks"][name] = numbers
                 if run is not None:
-                    console.print(in_words(subject.ensemble.combination, len(run.snapshots.steps)), soft_wrap=True)
+                    _put(in_words(subject.ensemble.combination, len(run.snapshots.steps)))
                 for what, quality in subject.qualities():
                     numbers["qualities"][what] = asdict(quality)
-                    console.print(f"{name}, {what}: {quality}")
+                    _put(f"{name}, {what}: {quality}")
                 for batch in self.batches:
                     for timing in subject.timings(batch, self.seconds):
                         one = timing.median_ms if timing.what == speed.ONE else one
                         ratio = timing.median_ms / one
                         numbers["timings"].append({**asdict(timing), "ratio": ratio})
-                        console.print(f"{name:12} {batch:5}  {timing.what:28} {timing.median_ms:10.3f} {ratio:7.2f} ×")
+                        _put(f"{name:12} {batch:5}  {timing.what:28} {timing.median_ms:10.3f} {ratio:7.2f} ×")
                     _write(self.out, found)
 
 
@@ -154,6 +161,12 @@ class Bench:
     command: Annotated[BenchTrain, subcommand("train")] | Annotated[BenchPredict, subcommand("predict")]
 
 
+def _put(line: str) -> None:
+    """Print a line at once, because the next measurement may take a minute."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def _write(out: Path | None, content: dict[str, Any]) -> None:
     if out is not None:
-        out.write_bytes(jsonfile.dumps(content))
+        durable.write(out, jsonfile.dumps(content))

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,15 +133,20 @@ def unfinished(jobs: Jobs, curves: bool) -> Jobs:
     return [job for job in jobs if job in left]
 
 
-def show_report(paths: Sequence[Path]) -> None:
-    """Write the report of some runs, and print its path or the reason why there is none."""
+def with_report(paths: Sequence[Path], show: Callable[[], object]) -> None:
+    """Write the report of some runs, call `show`, and print the path of the report or why there is none.
+
+    The report exists before anything is printed, because the reader of a pipe may end early.
+    """
     from ..lab.records.run import Run
     from ..report.page import write
 
     try:
-        sys.stdout.write(f"report: {write([Run(path) for path in paths], paths[0] / 'report.html')}\n")
+        line = f"report: {write([Run(path) for path in paths], paths[0] / 'report.html')}"
     except SnapensError as error:
-        sys.stdout.write(f"no report: {error}\n")
+        line = f"no report: {error}"
+    show()
+    sys.stdout.write(f"{line}\n")
 
 
 def _set_threads(threads: int | None) -> None:

@@ -194,7 +194,11 @@ def _stages(
 
 
 def _with_members(outputs: Outputs, true_class: Floats, members: Members, temperature: bool) -> Combination:
+    runs = [run for run, _ in outputs.members]
     if isinstance(members, Integral) and not isinstance(members, bool):  # also an integer of NumPy
+        most = min(map(runs.count, runs))
+        if not 1 <= members <= most:
+            raise ArgumentError(f"members must be between 1 and {most} (those of a run), got {members}")
         return Combination.last(members).among(outputs.members)
 
     def nll(weights: Floats) -> Floats:
@@ -202,7 +206,6 @@ def _with_members(outputs: Outputs, true_class: Floats, members: Members, temper
             return calibrated_nll(outputs, weights)
         return np.array([mixture_nll(true_class, row) for row in weights])
 
-    runs = [run for run, _ in outputs.members]
     if members == "greedy":
         return _weighted(outputs.members, greedy_weights(true_class))
     if members == "last":

@@ -1,5 +1,6 @@
 """The comparison of predictions; none of it depends on how long things take."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -145,10 +146,11 @@ def test_the_network_of_a_run_is_imported_from_the_current_folder(tmp_path, monk
     assert seen[-1] == str(tmp_path)
 
 
-def test_a_network_by_its_name_gets_random_weights(capsys, monkeypatch):
+def test_a_network_by_its_name_gets_random_weights(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(speed, "_FEWEST_CALLS", 1)
     command = ["bench", "predict", "small", "--members", "2", "--batches", "2", "--seconds", "0", "--device", "cpu"]
-    assert main(command) == 0
+    assert main([*command, "--out", str(tmp_path / "new/found.json")]) == 0
+    assert list(json.loads((tmp_path / "new/found.json").read_text())["networks"]) == ["small"]
     shown = capsys.readouterr().out
     assert [line.split()[2:-3] for line in shown.splitlines()[-3:]] == [
         ["one", "model"], ["Ensemble", "of", "2"], ["Predictor", "of", "2"],
@@ -158,12 +160,23 @@ def test_a_network_by_its_name_gets_random_weights(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--threshold", "0.5"], "snapens: threshold and data need the snapshots of a run: add --run FOLDER"),
-        (["--data", "."], "snapens: threshold and data need the snapshots of a run: add --run FOLDER"),
-        (["--batches", "0"], "snapens: batches and members must be at least 1, got (0,) and 5"),
-        (["--members", "0"], "snapens: batches and members must be at least 1, got (1, 32, 256, 1024) and 0"),
+        (["predict", "--threshold", "0.5"], "threshold and data need the snapshots of a run: add --run FOLDER"),
+        (["predict", "--data", "."], "threshold and data need the snapshots of a run: add --run FOLDER"),
+        (["predict", "--batches", "4", "0"], "batches must be at least 1, got 0"),
+        (["predict", "--batches"], "batches must be at least 1, got 0"),
+        (["predict", "--members", "0"], "members must be at least 1, got 0"),
+        (["predict", "--seconds", "nan"], "seconds must be finite and at least 0, got nan"),
+        (["predict", "--run", "r", "small"], "networks and members must not be given together with a run"),
+        (["predict", "--run", "r", "--members", "2"], "networks and members must not be given together with a run"),
+        (
+            ["predict", "--run", "r", "--threshold", "0.5"],
+            "threshold needs examples that are decided early: add --data",
+        ),
+        (["train", "--pack", "0"], "pack must be at least 1, got 0"),
+        (["train", "--batch", "-1"], "batch must be at least 1, got -1"),
+        (["train", "--seconds", "-1"], "seconds must be finite and at least 0, got -1.0"),
     ],
 )
 def test_options_that_make_no_sense_are_rejected(options, message, capsys):
-    assert main(["bench", "predict", *options]) == 2
-    assert capsys.readouterr().err.startswith(message)
+    assert main(["bench", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"snapens: {message}")

@@ -25,13 +25,13 @@ class Settings:
     """
 
     network: str = "resnet110"
-    """resnet110, wrn32, wrn28x10, wrn28x8, wrn16x8, densenet40, densenet100, resnet50, small, mlp,
+    """resnet110, wrn32, wrn28x10, wrn28x8, wrn16x8, densenet40, densenet100, resnet50, small, mlp;
     torchvision:NAME, timm:NAME, or your own network as module:callable."""
     dataset: str = "cifar100"
     """cifar10, cifar100, svhn, svhn-extra, tinyimagenet, imagenet, glyphs, or your own data as folder or arrays."""
     method: Literal["single", "snapshot", "singlecycle", "grow"] = "snapshot"
-    """single: the rate drops at 50 % and 75 %, and the snapshots taken on the way form NoCycle; snapshot: cosine
-    cycles; singlecycle: cosine cycles, each from fresh weights; grow: cosine cycles that start as given by pattern."""
+    """single: the rate drops at 50 % and 75 %, and the snapshots taken on the way form NoCycle;
+    snapshot: cosine cycles; singlecycle: each cycle from fresh weights; grow: each cycle as given by pattern."""
     epochs: int = 200
     """B: the number of passes over the training examples."""
     cycles: int = 5
@@ -67,8 +67,8 @@ class Settings:
     padding: int | None = None
     """Pixels of padding around an image before random cropping; the default depends on the data set."""
     transforms: tuple[str, ...] | None = None
-    """Transforms of training images after cropping: mirror, jitter, lighting, trivialaugment, cutout=16, mixup=0.2,
-    cutmix=1.0:0.5; the default depends on the data set."""
+    """Transforms after cropping: mirror, jitter, lighting, trivialaugment, cutout=16, mixup=0.2, cutmix=1.0:0.5.
+    The default depends on the data set."""
     ema: float | None = None
     """Store an exponential moving average of the weights with this decay, such as 0.999."""
     ema_at_restart: Literal["carried", "reset"] = "carried"
@@ -76,11 +76,9 @@ class Settings:
     sam: float | None = None
     """Use sharpness-aware minimisation (SAM) with this radius, such as 0.1."""
     sam_every: int = SAM.every
-    """With sam, use every n-th example of a batch to compute the direction in which the weights are moved. With 4, a
-    step takes about 1.2 times as long as without sam."""
+    """With sam, compute the direction of the move from every n-th example. With 4, a step takes 1.2 times as long."""
     sam_moves: Literal["all", "norms"] = "all"
-    """With sam, the parameters that are moved: all, or only those of normalisation layers (norms). With norms, rounding
-    to bfloat16 does not change the move, and larger radii are usual, such as 0.5."""
+    """With sam, the parameters that are moved: all, or only those of normalisation layers, with a radius like 0.5."""
     warmup_epochs: int = 0
     """Warm-up epochs before the first cycle, included in epochs."""
     pattern: tuple[Literal["warm", "fresh"], ...] = ()
