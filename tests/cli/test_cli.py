@@ -319,6 +319,24 @@ def test_the_runs_of_some_cells_are_trained_together_and_shown_beside_the_publis
     assert f"{100 * wrong:.2f}" in lines["tiny-npz-snapshot-x2"]
 
 
+def test_a_cell_is_not_trained_on_a_part_of_its_images(folder, capsys, monkeypatch):
+    recipe = Settings(network="mine:plain", dataset="arrays", method="single", epochs=4, cycles=2, batch=8).recipe()
+    single = paper.Cell("tiny", "npz", "single", recipe, "table 1", "last", 12.34)
+    monkeypatch.setattr(paper, "_cells", lambda: {single.name: single})
+    monkeypatch.setattr(paper, "_run_names", paper._run_names.__wrapped__)
+    with np.load("tiny.npz") as arrays:
+        images, tested = len(arrays["x_train"]), len(arrays["x_test"])
+    command = ["paper", "run", "tiny-npz-single", "--data", "tiny.npz", "--device", "cpu", "--no-curves"]
+    for known in ((images + 1000, tested), (images, tested + 1)):
+        monkeypatch.setattr(paper, "IMAGES", {"arrays": known})
+        assert main(command) == 2
+        expected = f"arrays must have {known[0]:,} training and {known[1]:,} test images for a cell of the paper, got"
+        assert f"{expected} {images} and {tested}" in capsys.readouterr().err
+        assert not (folder / "runs").exists()
+    monkeypatch.setattr(paper, "IMAGES", {"arrays": (images, tested)})
+    assert main(command) == 0
+
+
 def test_several_repetitions_of_a_cell_are_trained_by_one_command(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     recipe = Settings(network="mine:plain", dataset="arrays", method="single", epochs=4, cycles=2, batch=8).recipe()

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +25,16 @@ Jobs = Sequence[tuple[Recipe, Path]]
 
 
 class Loader:
-    """Reads data sets, each once; with `keep`, they stay in memory for further packs."""
+    """Reads data sets, each once, and checks them; with `keep`, they stay in memory for further packs."""
 
-    def __init__(self, options: "TrainingOptions", *, keep: bool = False) -> None:
-        self._options, self._keep = options, keep
+    def __init__(
+        self,
+        options: "TrainingOptions",
+        *,
+        keep: bool = False,
+        check: Callable[[str, "Data"], object] = lambda name, data: None,
+    ) -> None:
+        self._options, self._keep, self._check_data = options, keep, check
         self._unused: dict[str, Data] = {}
 
     def __call__(self, recipe: Recipe) -> "Data":
@@ -90,7 +96,9 @@ class Loader:
         say(f"reading {name}")
         with Download(name) as progress:
             root = data_root(self._options.data)
-            return data.load(name, root, download=self._options.download, progress=progress)
+            found = data.load(name, root, download=self._options.download, progress=progress)
+        self._check_data(name, found)
+        return found
 
 
 def data_root(given: Path | None) -> Path | None:

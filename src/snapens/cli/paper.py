@@ -63,6 +63,7 @@ class PaperRun:
     def __call__(self) -> int:
         """Train the runs, then print the cells."""
         from . import tables
+        from .loader import Loader
         from .plan import train_plan
 
         if not self.cells:
@@ -71,7 +72,12 @@ class PaperRun:
             raise ArgumentError("seed must have at least one value, got none: add one, or remove --seed")
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, *self.seed)]
-        status = train_plan(jobs, self.training, self.plan, curves=not self.no_curves)
+        load = Loader(
+            self.training,
+            keep=True,
+            check=lambda name, data: paper.require_whole(name, *map(len, (data.train, data.test))),
+        )
+        status = train_plan(jobs, self.training, self.plan, load, curves=not self.no_curves)
         processes.end_others(status)
         tables.cells(cells, self._measured)
         return status

@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
-from ..lab.recipe.presets import PRESETS
+from ..lab.recipe.presets import PRESETS, without_pretrained
 from ..lab.recipe.value import look_up
 from .messages import say
 
@@ -33,16 +33,12 @@ def with_flags_of_preset(arguments: Sequence[str]) -> list[str]:
 
 
 def values_of_preset(preset: str, given: Collection[str]) -> dict[str, Any]:
-    """The settings of a preset that differ from their defaults; `given` are the names of those that the user sets.
-
-    Pretrained weights belong to the network of the preset, not to another network.
-    """
+    """The settings of a preset that differ from their defaults; `given` are the names of those that the user sets."""
     settings = look_up("preset", preset, PRESETS)()
+    if "network" in given and "pretrained" not in given:
+        settings = without_pretrained(settings)
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    changed = {field.name for field in fields(settings) if values[field.name] != field.default}
-    return {
-        name: values[name] for name in values if name in changed and not (name == "pretrained" and "network" in given)
-    }
+    return {field.name: values[field.name] for field in fields(settings) if values[field.name] != field.default}
 
 
 def note_random_weights(preset: str | None, networks: Collection[str]) -> None:

@@ -1,5 +1,6 @@
 """Training from the command line: messages, progress, Ctrl-C."""
 
+import ctypes
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 AGAIN = "the same command with --resume"
 _LARGE_SHARE = 0.01  # of initial weights in an average
 _LONG_SECONDS = 3600.0
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, in malloc.h
 _LARGE_STEP_SECONDS = 0.5  # below this, the extra cost of the first step dominates the trial step
 
 
@@ -105,6 +107,8 @@ def _prepared(
     device = world.agree(lambda: chosen_device(options.device))
     require_outside_images(jobs, data_root(options.data))
     _set_threads(options.threads)
+    if device.type == "cpu":
+        _keep_freed_memory()
     import_from_here(recipe.network.name for recipe, _ in jobs)
     left = unfinished(jobs, curves) if options.resume else jobs
     if not left:
@@ -157,6 +161,16 @@ def _set_threads(threads: int | None) -> None:
     if threads < 1:
         raise ArgumentError(f"threads must be at least 1, got {threads}")
     torch.set_num_threads(threads)
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep freed memory for the next step, instead of returning it to the kernel.
+
+    With images of 224 x 224 pixels, returning it took half of the CPU time of a step (glibc 2.36, a virtual machine).
+    """
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(_MMAP_THRESHOLD, 1 << 30)
+        library.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _announce(runs: int, device: str, processes: int) -> None:

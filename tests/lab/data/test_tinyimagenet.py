@@ -31,6 +31,22 @@ def test_training_and_validation_images_are_those_that_were_written(tmp_path):
         assert (data.size, data.channels, data.augmentation) == (64, 3, "crop-mirror-rgb")
 
 
+def test_a_class_without_training_images_is_rejected(tmp_path):
+    folder = formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    for image in (folder / "train/n01/images").iterdir():
+        image.unlink()
+    with pytest.raises(DataError, match=r"train must have images of each class in wnids.txt, got none of n01: unpack"):
+        load("tinyimagenet", tmp_path)
+
+
+def test_all_images_that_are_missing_are_listed(tmp_path):
+    folder = formats.tinyimagenet(tmp_path, TRAIN, TEST)
+    for number in (2, 3):
+        (folder / f"val/images/val_{number}.JPEG").unlink()
+    with pytest.raises(DataError, match=r"got 2 that cannot be used: replace.*\n.*val_2.JPEG: .*\n.*val_3.JPEG: "):
+        load("tinyimagenet", tmp_path)
+
+
 def test_a_grey_image_has_three_equal_channels(tmp_path):
     formats.tinyimagenet(tmp_path, TRAIN, TEST, gray=(1,))
     pixels = load("tinyimagenet", tmp_path).train.pixels.astype(int)

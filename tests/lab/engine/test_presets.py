@@ -92,8 +92,10 @@ def test_your_own_photos_start_from_the_pretrained_weights_of_an_installed_packa
     assert (recipe.network.name, recipe.network.pretrained) == (network, pretrained)
     given = with_flags_of_preset(["train", "--preset", "folder-modern"])
     assert ("--pretrained" in given) == pretrained
-    for other in (["--network", "small"], ["--network=small"]):
-        assert "--pretrained" not in with_flags_of_preset(["train", "--preset", "folder-modern", *other])
+    for other in (["--network", "small"], ["--network=small"]):  # no package has pretrained weights for it
+        given = with_flags_of_preset(["train", "--preset", "folder-modern", *other])
+        assert "--pretrained" not in given
+        assert (given[given.index("--epochs") + 1], given[given.index("--lr") + 1]) == ("90", "0.1")
 
 
 def test_flags_are_the_settings_of_the_preset_that_differ_from_their_defaults(monkeypatch):
@@ -101,6 +103,6 @@ def test_flags_are_the_settings_of_the_preset_that_differ_from_their_defaults(mo
     monkeypatch.setitem(presets.PRESETS, "own", lambda: settings)
     expected = "--network small --first-cycle 2.0 --lr 0.5 --pretrained --transforms mirror cutout=4"
     assert with_flags_of_preset(["train", "--preset", "own"]) == ["train", *expected.split(), "--preset", "own"]
-    assert values_of_preset("own", {"network"}).keys() == {"network", "first_cycle", "lr", "transforms"}
+    assert values_of_preset("own", {"network"}).keys() == {"network", "epochs", "first_cycle", "lr", "transforms"}
     monkeypatch.setitem(presets.PRESETS, "own", lambda: Settings(transforms=()))
     assert with_flags_of_preset(["train", "--preset=own"]) == ["train", "--transforms", "--preset=own"]

@@ -61,11 +61,16 @@ class PhotoFiles:
 
     def version(self) -> str:
         """A hash of the names, sizes and times of all files, which changes when one is replaced; none is opened."""
-        found = hashlib.sha256()
-        for index, name in enumerate(self.names):
-            with self._errors(index):
+        found, failed = hashlib.sha256(), dict[str, Exception]()
+        for name in self.names:
+            try:
                 about = (self.root / name).stat()
-            found.update(os.fsencode(f"{name}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ctime_ns}\0"))
+            except (OSError, ValueError) as error:  # the second if a name contains a null byte
+                failed[name] = error
+            else:
+                found.update(os.fsencode(f"{name}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ctime_ns}\0"))
+        if failed:
+            raise self._broken(failed)
         return found.hexdigest()
 
     def crops(self, indices: NDArray[np.int64], draws: NDArray[np.float32] | None) -> NDArray[np.uint8]:

@@ -33,6 +33,11 @@ def read(root: Path) -> ImageData:
     with parsing(folder / "wnids.txt", "a list of classes", _REMEDY):
         wnids = content(folder / "wnids.txt").decode().split()
         train = [(name, wnid) for wnid in wnids for name in of_class(folder, f"train/{wnid}/images")]
+    if empty := set(wnids) - {wnid for _, wnid in train}:
+        raise DataError(
+            f"{folder / 'train'} must have images of each class in wnids.txt, "
+            f"got none of {shortened(sorted(empty))}: {_REMEDY}"
+        )
     annotations = folder / _ANNOTATIONS
     with parsing(annotations, "lines of a file name, a tab and a class", _REMEDY):
         rows = [line.split("\t") for line in content(annotations).decode().splitlines()]

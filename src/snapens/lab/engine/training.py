@@ -52,7 +52,10 @@ class Training:
         self.recipe, self.placed, self.run, self.world = recipe, placed, Run(path), world or World()
         examples = len(placed.data.train)
         if recipe.budget.batch > examples:
-            raise ArgumentError(f"batch must be at most the {examples} training examples, got {recipe.budget.batch}")
+            raise ArgumentError(
+                f"batch must be at most the {examples} training examples, got {recipe.budget.batch}: "
+                "use a smaller batch, or hold out fewer examples"
+            )
         self.schedule = recipe.schedule(examples)
         self.total_steps = self.schedule.total_steps
         self.pack = 1

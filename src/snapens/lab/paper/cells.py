@@ -10,6 +10,7 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
+from ...errors import DataError
 from ..recipe import Recipe, Settings
 from ..recipe.value import look_up
 
@@ -188,6 +189,16 @@ def hours(recipe: Recipe) -> float | None:
 def images(recipe: Recipe) -> int:
     """The number of images that a recipe trains on: those of its data set that are not held out."""
     return look_up("dataset", recipe.dataset.name, IMAGES)[0] - recipe.dataset.held_out
+
+
+def require_whole(dataset: str, train: int, test: int) -> None:
+    """Reject a data set from which images are missing: its errors are not those of a cell."""
+    if dataset in IMAGES and (train, test) != IMAGES[dataset]:
+        images, tested = IMAGES[dataset]
+        raise DataError(
+            f"{dataset} must have {images:,} training and {tested:,} test images for a cell of the paper, "
+            f"got {train:,} and {test:,}: add the missing images, or use snapens train"
+        )
 
 
 @cache

@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 from .methods import Single, Snapshot
 from .optimizers import SGD
 from .recipe import Budget, Dataset, Network, Recipe
 from .settings import Settings
+
+_FRESH: dict[str, Any] = {"epochs": 90, "lr": 0.1}
+"""What folder-modern needs without pretrained weights."""
 
 
 def demo(seed: int) -> tuple[Recipe, Recipe]:
@@ -53,7 +57,12 @@ def folder_modern() -> Settings:
     for library in ("timm", "torchvision"):
         if find_spec(library) is not None:
             return replace(common, network=f"{library}:resnet50", pretrained=True, epochs=15, lr=0.02)
-    return replace(common, network="resnet50", epochs=90, lr=0.1)
+    return replace(common, network="resnet50", **_FRESH)
+
+
+def without_pretrained(settings: Settings) -> Settings:
+    """The settings of a preset for another network, to which its pretrained weights do not belong."""
+    return replace(settings, pretrained=False, **_FRESH) if settings.pretrained else settings
 
 
 PRESETS: dict[str, Callable[[], Settings]] = {
