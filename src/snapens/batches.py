@@ -53,7 +53,7 @@ def separate(given: Any) -> Any:
         return isinstance(item, Tensor) or (not plain and (isinstance(item, Mapping) or _moves_itself(item)))
 
     def of_object(item: Any) -> Any:
-        if hasattr(item, "clone"):
+        if isinstance(item, Tensor) or hasattr(item, "clone"):  # up to torch 2.9, torch.compile() finds no `clone`
             return item.clone()
         if isinstance(item, tuple):  # a PackedSequence
             return type(item)(*map(separate, item))

@@ -386,6 +386,15 @@ def test_the_card_has_one_line_of_quality_per_prefix_and_says_what_held_out_mean
 # errors
 
 
+def test_onnx_needs_a_version_of_torch_that_exports_batchnorm(mlp, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cpu"))
+    with pytest.raises(
+        ExportError, match=r"torch must be version 2.7 or later for ONNX, got 2.6.0\+cpu: use to_program"
+    ):
+        to_onnx(mlp[0], torch.zeros(2, 5), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_streamed_ensemble_is_rejected(tmp_path):
     ensemble, _ = ensemble_of(lambda: nn.Linear(5, 2), resident=False)
     with pytest.raises(

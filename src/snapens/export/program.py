@@ -40,7 +40,8 @@ def to_program(
     """
     graph = Graph(ensemble, example, inputs=inputs, prefixes=prefixes)
     program = graph.traced()
-    program.example_inputs = None  # the file must not contain data of the user
+    program._example_inputs = None  # the file must not contain data of the user; torch 2.6 has no setter for None
+    program.graph.eliminate_dead_code()  # torch 2.6 could not load the computations of dtypes
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # nor paths of this machine
     call = program.module()

@@ -66,7 +66,7 @@ def build(
     factory, settings = _resolved(name, classes, dropout, stem_stride, pretrained)
     settings |= inputs if channels is None else {**inputs, "channels": channels}
     _require_accepted(name, factory, settings)
-    device = "meta" if torch.get_default_device().type == "meta" else "cpu"
+    device = "meta" if torch.empty(0).device.type == "meta" else "cpu"
     with torch.device(device), torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also seed the generators of the GPUs
         torch.default_generator.manual_seed(_mixed(seed, cycle))
