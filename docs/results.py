@@ -5,6 +5,8 @@
 
 import json
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from pages import budgets, labels, qualities, quality_tables, readme
@@ -15,7 +17,7 @@ from snapens.lab.paper import ledger
 from snapens.lab.paper.entry import Entry
 from snapens.lab.recipe import Recipe
 from snapens.report import charts, figures, formats, names, style
-from snapens.report.tables import table
+from snapens.report.tables import Table, Value, table
 
 ROOT = Path(__file__).parent.parent
 PAGE_STYLE = ROOT / "src/snapens/report/page.css"
@@ -41,22 +43,43 @@ def texts() -> dict[Path, str]:
     folder = ROOT / "results"
     spent = qualities.read(folder / "quality").among(dataset="cifar100")
     updated: dict[Path, str] = {}
+    chosen = choices()
     for page, name, block in (
         ("README.md", "results", readme.results(entries)),
         ("README.md", "modern", readme.modern(spent.of(readme.MODERN), lowest_published("cifar100"))),
         ("docs/how-to/predict-and-deploy.md", "results", predictions(folder / "prediction")),
-        ("docs/how-to/choose-and-calibrate.md", "held-out", combinations(folder / "combination", entries)),
+        ("docs/how-to/choose-and-calibrate.md", "held-out", combinations(folder, entries, chosen["choice_gains"])),
         ("docs/how-to/one-network.md", "one-network", one_network(folder, entries)),
         ("docs/how-to/choose-t-m-and-the-rate.md", "rates", rendered(PEAKS, folder, peaks=peaks)),
     ):
         path = ROOT / page
         updated[path] = readme.update(updated.get(path) or path.read_text(), block, name)
-    tables = {"table_1": unbroken(formats.markdown(table(1, entries)).strip())}
+    whole = table(1, entries)
+    tables = {"table_1": unbroken(formats.markdown(measured_part(whole)).strip()), "table_1_cells": len(whole.values)}
     words = {"overview": summary, "comparison": comparison, "runs": runs, "costs_and_gains": costs_and_gains, **tables}
-    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **spending(spent), **choices()}
+    words |= {"kept": kept(folder, entries), "time_ratio": time_ratio, **spending(spent), **chosen}
     words |= {name: budgets.read(path) for name, path in BUDGETS.items()}
     pages = {template.with_suffix(""): rendered(template.read_text(), folder, **words) for template in TEMPLATES}
     return {**updated, **pages}
+
+
+def measured_part(whole: Table) -> Table:
+    """A table of the paper without the columns and groups of which nothing was measured."""
+
+    def measured(values: Iterable[Value | None]) -> bool:
+        return any(value is not None and value.ours.n for value in values)
+
+    groups = [group for group in whole.groups if measured(value for row in group.rows for value in row.values)]
+    kept = [k for k in range(len(whole.columns)) if measured(row.values[k] for group in groups for row in group.rows)]
+    columns = tuple(whole.columns[k] for k in kept)
+    absent = set(whole.columns) - set(columns)
+    # the title has a sentence about one of the columns
+    title = ". ".join(part for part in whole.title.split(". ") if part.split()[0] not in absent)
+    groups = [
+        replace(group, rows=tuple(replace(row, values=tuple(row.values[k] for k in kept)) for row in group.rows))
+        for group in groups
+    ]
+    return replace(whole, title=title, columns=columns, groups=tuple(groups))
 
 
 def summary(groups: dict[str, Group]) -> str:
@@ -119,7 +142,7 @@ def comparison(group: Group) -> str:
         for other, name in OTHERS.items()
         if other in group
     }
-    changes["the ensemble minus its last snapshot"] = [group[rate] - group[rate].last for rate in used]
+    changes["the ensemble minus its last snapshot"] = [group[rate].minus_last for rate in used]
     if "single" in group:
         changes["its last snapshot minus the single model"] = [group[rate].last - group["single"] for rate in used]
     rows = []
@@ -178,9 +201,9 @@ def choices() -> dict[str, object]:
         mean, error = (factor * values[f"{name}_gain"][key] for key in ("mean", "standard_error"))
         return f"{signed(mean, decimals)} ± {error:.{decimals}f}"
 
-    rows = []
-    for run in found:
-        recipe, (dropped, weighted) = Recipe.of(run["recipe"]), (run["choices"][name] for name in CHOICES)
+    rows, recipes = [], [Recipe.of(run["recipe"]) for run in found]
+    for run, recipe in zip(found, recipes, strict=True):
+        dropped, weighted = (run["choices"][name] for name in CHOICES)
         kept = [str(member) for member in dropped["members"]]
         label = f"{names.NETWORKS[recipe.network.name]}, {recipe.budget.epochs} epochs: {labels.words(recipe)}"
         rows.append(
@@ -196,10 +219,16 @@ def choices() -> dict[str, object]:
             }
         )
 
-    def gains(choice: str, name: str, epochs: int | None = None) -> list[float]:
-        """The gains of a choice in all runs, or in those with a number of epochs."""
-        chosen = [run for run in found if epochs in (None, Recipe.of(run["recipe"]).budget.epochs)]
-        return [run["choices"][choice][f"{name}_gain"]["mean"] for run in chosen]
+    def gains(
+        choice: str, name: str, part: str = "mean", network: str | None = None, epochs: int | None = None
+    ) -> list[float]:
+        """The gains of a choice, or their `standard_error`, in all runs, or in those of a network or a budget."""
+        chosen = [
+            run
+            for run, recipe in zip(found, recipes, strict=True)
+            if network in (None, recipe.network.name) and epochs in (None, recipe.budget.epochs)
+        ]
+        return [run["choices"][choice][f"{name}_gain"][part] for run in chosen]
 
     return {"chosen_table": markdown(rows), "choice_gains": gains}
 
@@ -220,10 +249,10 @@ def unbroken(table: str) -> str:
     return re.sub(r"\([^()|]*\)| ± ", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), table)
 
 
-def combinations(folder: Path, entries: ledger.Entries) -> str:
-    """The results of `snapens combine --format json`: a sentence per run of the ledger."""
+def combinations(folder: Path, entries: ledger.Entries, gains: Callable[..., list[float]]) -> str:
+    """The results of `snapens combine --format json`: a sentence per run of the ledger, and one about all choices."""
     sentences = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted((folder / "combination").glob("*.json")):
         fitted, entry = json.loads(path.read_text()), entries[path.stem]
         held_out, gain = fitted["examples"], fitted["gains"][0]["nll_gain"]
         threshold = round(fitted["combination"]["exit_threshold"], 2)
@@ -237,6 +266,14 @@ def combinations(folder: Path, entries: ledger.Entries) -> str:
             f"{early.mean_members:.2f} of {cell.method.cycles} members are evaluated per test image, and the test "
             f"error is {early.error_percent:.2f} % instead of {entry.last_percent[-1]:.2f} % with all of them."
         )
+    dropped, weighted = (gains(choice, "test_nll") for choice in CHOICES)
+    check(min(weighted) > 0, min(dropped) < 0)
+    sentences += [
+        "",
+        "[Our results](../results.md#should-early-members-be-dropped-or-members-be-weighted) compare ways to choose "
+        f"members and weights. `--weights simplex` raised the test NLL in none of the {len(weighted)} runs; dropping "
+        f"early members raised it in {sum(gain < 0 for gain in dropped)} of them.",
+    ]
     return "\n".join(sentences)
 
 
@@ -308,7 +345,8 @@ def time_ratio(network: str, batch: int) -> str:
 def predictions(folder: Path) -> str:
     """The results of `snapens bench predict`: one line per network and batch size, then the errors."""
     rows = [["network", "batch", "one model, ms", "Ensemble", "Predictor", "with early exit"], ["---", *["---:"] * 5]]
-    errors = []
+    errors: list[str] = []
+    of_all: dict[int, list[float]] = {}  # ratios of the Predictor of all members, by batch size
     for path in sorted(folder.glob("*.json")):
         measured = json.loads(path.read_text())
         for network, found in measured["networks"].items():
@@ -316,15 +354,22 @@ def predictions(folder: Path) -> str:
             for batch in dict.fromkeys(one["batch"] for one in found["timings"]):
                 times = [one for one in found["timings"] if one["batch"] == batch]
                 ratios = [f"{one['ratio']:.2f} ×" for one in times[1:]]
+                of_all.setdefault(batch, []).extend(one["ratio"] for one in times if "Predictor of" in one["what"])
                 rows.append([name, f"{batch:,}", f"{times[0]['median_ms']:.2f}", *ratios, *["–"] * (3 - len(ratios))])
             if qualities := found["qualities"]:
                 every, early = qualities["all members"], qualities["early exit"]
+                more, noise = signed(early["more_errors_percent"]), early["standard_error_percent"]
                 errors.append(
                     f"- {name}: {every['error_percent']:.2f} % with all members, {early['error_percent']:.2f} % with "
                     f"early exit at {found['exit_threshold']:.2f} and {early['members_used']:.2f} members per image "
-                    f"(difference {early['more_errors_percent']:+.2f} ± {early['standard_error_percent']:.2f} points)."
+                    f"(difference {more} ± {noise:.2f} points)."
                 )
-    origin = f"{measured['device']}, torch {measured['torch']}, n = 1. Test errors of the predictors:"
+    faster = [batch for batch, ratios in of_all.items() if max(ratios) < 1]
+    check(bool(faster), faster == sorted(of_all)[: len(faster)])
+    origin = (
+        f"{measured['device']}, torch {measured['torch']}, n = 1. Up to a batch size of {faster[-1]}, `Predictor` "
+        "evaluates all members faster than eager mode evaluates one model. Test errors of the predictors:"
+    )
     return "\n".join([*map(formats.markdown_row, rows), "", origin, "", *errors])
 
 

@@ -3,9 +3,14 @@
 import importlib.util
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from snapens.report.spread import Spread
+from snapens.report.tables import table
 
 ROOT = Path(__file__).parent.parent
 NAMES = r"(ResNet|DenseNet|CIFAR|WRN-28)-\d+|(Table|Figure) \d|(Snapshot|α₀ =) 0\.[12]"
@@ -65,8 +70,17 @@ def test_no_number_of_the_results_is_typed_by_hand():
 def test_only_numbers_of_the_paper_are_typed_into_when_it_pays():
     template = (ROOT / "docs/understand/when-it-pays.md.jinja").read_text()
     counts = ["256)", "1).", "1)."]  # a batch size, and n
-    paper = ["40", "50", "90"]
+    paper = ["90"]
     assert typed_numbers(template) == ["1,", *counts, *paper, "two snapshots"]
+
+
+def test_only_settings_are_typed_into_the_page_of_the_demo():
+    template = (ROOT / "docs/start/demo.md.jinja").read_text()
+    # the time of the demo, and numbers of epochs, parameters, images and pixels; rates, seeds, n and M
+    demo = ["40", "27,694", "40", "0.8.", "5,000", "10,000", "62", "16", "16", "0,", "2-core", "2.13):"]
+    glyphs = ["0.8", "500", "0", "4.", "5", "9", "5,", "5)", "5),", "5;"]
+    cifar10 = ["45,000", "5,000", "0.4.", "0.1,", "0.2,", "0.4", "0.8,", "5", "0).", "1", "3", "3,", "3", "5)"]
+    assert typed_numbers(template) == [*demo, *glyphs, *cifar10, "five snapshots"]
 
 
 def test_no_page_or_table_is_stale(results):
@@ -74,11 +88,55 @@ def test_no_page_or_table_is_stale(results):
         assert path.read_text() == text, f"{path.name} is not what results/ says: run `make results`"
 
 
+def words(picture):
+    """The texts of an SVG file."""
+    return re.findall(r">([^<]+)</text>", picture)
+
+
+def places(picture):
+    """The coordinates of everything that an SVG file draws, in points."""
+    attributes = re.findall(r" (?:d|x|y|transform)=\"([^\"]+)", picture)
+    return np.array([float(number) for text in attributes for number in re.findall(r"-?\d+(?:\.\d+)?", text)])
+
+
 def test_no_picture_is_stale(results):
     for path, content in results.pictures().items():
-        words = re.findall(r">([^<]+)</text>", content.decode())
-        assert len(words) > 10
-        assert re.findall(r">([^<]+)</text>", path.read_text()) == words, f"{path.name}: run `make results`"
+        now, stored = content.decode(), path.read_text()
+        assert len(words(now)) > 10
+        assert words(stored) == words(now), f"{path.name}: run `make results`"
+        assert places(stored) == pytest.approx(places(now), abs=0.1), f"{path.name}: run `make results`"
+
+
+def test_a_change_of_a_curve_that_changes_no_text_of_the_picture_is_found(results):
+    study = results.budgets.read(results.BUDGETS["glyphs"])
+    curve = study.of("one cosine", study.budgets[0])
+    higher = replace(curve, percent=tuple(percent + 0.05 for percent in curve.percent))
+    changed = replace(study, spendings=tuple(higher if one is curve else one for one in study.spendings))
+    before, after = (results.style.saved(one.chart(), "svg").decode() for one in (study, changed))
+    assert words(before) == words(after)
+    assert places(before) != pytest.approx(places(after), abs=0.1)
+
+
+def test_only_networks_and_data_sets_with_a_measured_value_are_shown_in_table_1(results):
+    whole = table(1, {})
+    assert results.measured_part(whole).groups == ()
+
+    group = whole.groups[2]
+    row, svhn = group.rows[1], whole.columns.index("SVHN")
+    measured = replace(row.values[svhn], ours=Spread((1.8,)))
+    row = replace(row, values=(*row.values[:svhn], measured, *row.values[svhn + 1 :]))
+    group = replace(group, rows=(group.rows[0], row, *group.rows[2:]))
+    shown = results.measured_part(replace(whole, groups=(*whole.groups[:2], group, *whole.groups[3:])))
+    assert shown.columns == ("SVHN",)
+    assert [group.network for group in shown.groups] == ["DenseNet-40"]
+    assert [one.method for one in shown.groups[0].rows] == [one.method for one in group.rows]
+    assert shown.groups[0].rows[1].values == (measured,)
+    assert shown.title == whole.title
+
+
+def test_table_1_says_nothing_about_a_data_set_that_it_does_not_show(results):
+    assert "SVHN" in table(1, {}).title
+    assert "SVHN" not in results.measured_part(table(1, {})).title
 
 
 def test_the_page_of_the_command_line_is_not_stale(commands):

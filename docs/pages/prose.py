@@ -101,6 +101,11 @@ class Measured:
         return replace(self, members="ensemble", published_percent=None)
 
     @property
+    def minus_last(self) -> Change:
+        """All snapshots together minus the last one."""
+        return self.ensemble - self.last
+
+    @property
     def percent(self) -> float:
         """The test error."""
         return self.entry.last_percent[self._index]
@@ -202,12 +207,23 @@ def rendered(template: str, folder: Path, **values: object) -> str:
         chosen = [(network, name) for name in datasets for network, found in groups if found == name]
         return {f"{names.NETWORKS[network]}, {names.DATASETS[name]}": groups[network, name] for network, name in chosen}
 
+    def ensembles(*datasets: str) -> list[Measured]:
+        """Every Snapshot Ensemble that was measured on some data sets, so that all pages are about the same runs."""
+        return [run for group in all_measured(*datasets).values() for run in _ensembles(group)]
+
+    def ensembles_minus(method: str, *datasets: str, last: bool = False) -> list[Change]:
+        """Each of them, or its last snapshot, minus the run of its network with another method."""
+        groups = [group for group in all_measured(*datasets).values() if method in group]
+        return [(run.last if last else run) - group[method] for group in groups for run in _ensembles(group)]
+
     jinja = package("jinja2", "report")
     look = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = jinja.Environment(autoescape=False, undefined=jinja.StrictUndefined, **look)
     vocabulary = {
         "measured": measured,
         "all_measured": all_measured,
+        "ensembles": ensembles,
+        "ensembles_minus": ensembles_minus,
         "span": span,
         "decimal": decimal,
         "check": check,
@@ -216,6 +232,10 @@ def rendered(template: str, folder: Path, **values: object) -> str:
     environment.globals |= {**vocabulary, **values}
     text: str = environment.from_string(template).render()
     return text
+
+
+def _ensembles(group: Group) -> list[Measured]:
+    return [run for run in group.values() if run.entry.recipe.method.kind == "snapshot"]
 
 
 def series(values: Iterable[float], decimals: int) -> str:

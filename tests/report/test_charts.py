@@ -8,6 +8,7 @@ import folders
 import numpy as np
 import pytest
 
+from snapens import Combination
 from snapens.report import charts, page_charts, style
 from snapens.report.summary import summarise
 
@@ -45,6 +46,18 @@ def test_training_shows_rates_losses_and_minima(summary, drawn):
     others = [line for line in drawn["training"].figure.axes[1].lines if line.get_gid() is None]
     marks = [line for line in others if line.get_label().startswith("_")]
     assert [line.get_xdata()[0] for line in marks] == list(focus.minima)
+
+
+@pytest.mark.parametrize(("losses", "labels"), [((3.7, 0.3), ["0.5", "1", "2"]), ((2.5, 0.02), ["0.1", "1"])])
+def test_the_logarithmic_axis_of_the_training_loss_has_several_labels(losses, labels):
+    with style.drawing():
+        axes = style.figure().subplots()
+        charts.training_loss(axes, [charts.Curve((0, 1), losses, "cycles", style.ENSEMBLE)], ())
+        axes.figure.draw_without_rendering()
+        low, high = axes.get_ylim()
+        ticks = zip(axes.get_yticks(), axes.yaxis.get_ticklabels(), strict=True)
+        shown = [label.get_text() for place, label in ticks if low <= place <= high]
+    assert shown == labels
 
 
 def test_snapshots_alone_and_growing_from_the_first(summary, drawn):
@@ -141,6 +154,30 @@ def test_the_legend_of_the_reliability_is_not_on_the_line_of_100_percent(tmp_pat
     figure.draw_without_rendering()
     assert figure.legends[0].get_window_extent().y0 >= figure.axes[0].get_window_extent().y1
     assert figure.axes[0].get_legend() is None
+
+
+def test_every_legend_is_inside_its_chart(tmp_path):
+    run = folders.with_curves(folders.made(tmp_path / "run", members=15))
+    Combination(run.outputs().members, exit_threshold=0.8).save(run.path)
+    baseline = folders.made(tmp_path / "standard", members=15, method="single")
+    entries = {}
+    for name, chart in page_charts.draw(summarise([run, baseline])).items():
+        figure = chart.figure
+        figure.draw_without_rendering()
+        for legend in filter(None, [*figure.legends, *(axes.get_legend() for axes in figure.axes)]):
+            box = legend.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.width, name
+            assert 0 <= box.y0 < box.y1 <= figure.bbox.height, name
+            entries[name] = len(legend.get_texts())
+    assert entries == {"training": 2, "snapshots": 3, "last": 1, "exits": 3, "reliability": 2}
+
+
+@pytest.mark.parametrize("name", ["training", "snapshots", "exits", "reliability"])
+def test_lines_of_a_legend_differ_without_their_colour(drawn, name):
+    for axes in drawn[name].figure.axes:
+        shown = [line for line in axes.lines if line.get_gid() is None and not line.get_label().startswith("_")]
+        looks = {(line.get_marker(), line.get_linestyle()) for line in shown}
+        assert len(looks) == len(shown)
 
 
 def test_inline_a_chart_is_named_themed_and_free_of_style(drawn):

@@ -51,7 +51,7 @@ def test_a_page_shows_it_in_words_and_numbers(run):
     assert "Fitted combination" not in page.render([run])
     Combination(run.outputs().members[1:], WEIGHTS, TEMPERATURE, THRESHOLD).save(run.path)
     fitted, text = summarise([run]).details.fitted, words(page.render([run]))
-    row = f"{100 * fitted.score.error:.2f}{fitted.score.nll:.4f}{fitted.score.ece:.4f}12 s{fitted.used:.2f}"
+    row = f"{100 * fitted.score.error:.2f}{fitted.score.nll:.4f}{100 * fitted.score.ece:.2f}12 s{fitted.used:.2f}"
     assert f"Fitted combinationfrom combination.json{row}" in text
     assert "3 of 4 snapshots are averaged with the weights below." in text
     assert "A temperature of 1.700 makes the probabilities less confident." in text
@@ -70,7 +70,7 @@ def test_a_combination_with_a_temperature_counts_as_calibrated(run, temperature,
 def test_the_chart_of_early_exit_marks_it(run, threshold):
     Combination(run.outputs().members, exit_threshold=threshold).save(run.path)
     chart = page_charts.draw(summarise([run]))["exits"]
-    (mark,) = (line for line in chart.figure.axes[0].lines if line.get_label() == "fitted combination")
+    (mark,) = (line for line in chart.figure.axes[0].lines if line.get_label() == "fitted")
     wrong, used = [], []
     held_out = run.outputs("held_out")
     for members, label in zip(folders.softmax(held_out).swapaxes(0, 1), held_out.labels, strict=True):

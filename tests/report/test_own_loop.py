@@ -49,7 +49,7 @@ def test_a_page_says_what_it_cannot_know(tmp_path):
     ):
         assert unknown in text.partition("The following is therefore unknown:")[2]
     error = 100 * run.outputs().ensemble_errors[-1]
-    assert f"Test error: {error:.2f} % instead of" in text
+    assert f"Test error: ensemble {error:.2f} %, last snapshot " in text
     assert 'save outputs with part="held_out" and write the report again' in text.replace("&#34;", '"')
     assert "test example" in text
     assert not re.search(r"unfinished|epoch,|--held-out|--curves|Learning rate|images\b|None|nan", text)
@@ -70,7 +70,7 @@ def test_held_out_examples_alone_are_named_as_such(tmp_path):
     run = made(tmp_path / "own", parts=("held_out",))
     text = words(page.render([run]))
     error = 100 * run.outputs("held_out").ensemble_errors[-1]
-    assert f"Held-out error: {error:.2f} % instead of" in text
+    assert f"Held-out error: ensemble {error:.2f} %, last snapshot " in text
     assert (
         "All numbers on this page are measured on held-out examples, because there are no outputs for test examples."
         in text

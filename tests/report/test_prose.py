@@ -71,6 +71,12 @@ def results(tmp_path):
         ("all_measured('cifar10') | list", "['Wide-ResNet-32, CIFAR-10']"),
         ("all_measured('cifar10')['Wide-ResNet-32, CIFAR-10'] == run", "True"),
         ("all_measured('cifar100')", "{}"),
+        ("ensembles('cifar100', 'cifar10') == [snapshot]", "True"),
+        ("ensembles('cifar100')", "[]"),
+        ("ensembles_minus('single', 'cifar10') | join(', ')", "−3.25 ± 0.50"),
+        ("ensembles_minus('dropout', 'cifar10', last=true) | join(', ')", "−1.00"),  # 8 - 9
+        ("ensembles_minus('singlecycle', 'cifar10')", "[]"),
+        ("snapshot.last.minus_last", "−1.75 ± 0.88"),  # 6.25 - 8
         ("run | list | sort | join(' ')", "dropout nocycle single snapshot-0.2"),
         ("word", "given"),
     ],

@@ -50,7 +50,7 @@ def to_onnx(
     package("onnx", "export")
     package("onnxruntime", "export")
     package("onnxscript", "export")  # torch imports it
-    if torch.__version__ < (2, 7):
+    if torch.__version__ < "2.7":  # compares versions, not texts
         raise ExportError(f"torch must be version 2.7 or later for ONNX, got {torch.__version__}: use to_program")
     path = Path(path)
     graph = Graph(ensemble, example, inputs=inputs, prefixes=prefixes)

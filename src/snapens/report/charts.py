@@ -21,24 +21,29 @@ _FRAME = {"frameon": True, "framealpha": 1, "facecolor": PAPER, "edgecolor": "no
 
 
 class Curve(NamedTuple):
-    """Values by epoch, with a label and a colour."""
+    """Values by epoch, with a label, a colour and a line style."""
 
     epochs: Sequence[float]
     values: Sequence[float]
     label: str
     colour: str
+    line: str = "-"
 
 
 def training_loss(axes: Any, curves: Sequence[Curve], minima: Sequence[float]) -> None:
     """The training loss by epoch, on a logarithmic axis if it spans a decade; dotted lines mark snapshots."""
     for curve in curves:
-        axes.plot(curve.epochs, curve.values, color=curve.colour, linewidth=1.3, label=curve.label)
+        look = {"color": curve.colour, "linestyle": curve.line, "linewidth": 1.3}
+        axes.plot(curve.epochs, curve.values, label=curve.label, **look)
     mark(axes, minima)
     values = [value for curve in curves for value in curve.values]
     if 0 < 10 * min(values) < max(values):  # within a decade a logarithmic axis has no labels
+        ticker = package("matplotlib.ticker", "report")
         axes.set_yscale("log")
+        if max(values) < 100 * min(values):  # powers of ten alone may be a single label
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
-        axes.yaxis.set_minor_formatter(package("matplotlib.ticker", "report").NullFormatter())
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set(xlabel="epoch", ylabel="training loss")
 
 
@@ -88,7 +93,7 @@ def reference(axes: Any, errors: Sequence[float]) -> dict[str, Any]:
     if not errors:
         return {}
     level = float(np.mean(errors))
-    line = axes.axhline(level, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.3, label="single model", zorder=3)
+    line = axes.axhline(level, color=BASELINE, linestyle="--", linewidth=1.3, label="single model", zorder=3)
     return {f"single model {level:.2f}": line}
 
 
@@ -181,15 +186,15 @@ def separated(heights: Sequence[float], gap: float, low: float, high: float) -> 
     return [place + shift for place in places]
 
 
-def reliability(axes: Any, predictors: Mapping[str, tuple[Sequence[Any], str]]) -> None:
-    """Accuracy by confidence: the bins and the colour of each predictor, by its label."""
+def reliability(axes: Any, predictors: Mapping[str, tuple[Sequence[Any], str, str]]) -> None:
+    """Accuracy by confidence: the bins, the colour and the marker of each predictor, by its label."""
     axes.plot([0, 100], [0, 100], color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
-    for label, (bins, colour) in predictors.items():
+    for label, (bins, colour, marker) in predictors.items():
         for few in (False, True):
             some = [found for found in bins if (found.examples < FEW_EXAMPLES) == few]
             points = ([100 * getattr(found, name) for found in some] for name in ("confidence", "accuracy"))
             look = {"linestyle": "", "alpha": 0.4} if few else {"label": label}
-            axes.plot(*points, color=colour, marker="o", **look)
+            axes.plot(*points, color=colour, marker=marker, **look)
     axes.set(xlabel="confidence, %", ylabel="accuracy, %")
 
 
@@ -202,7 +207,7 @@ def early_exit(axes: Any, exits: Exits, fitted: tuple[float, float] | None) -> N
     axes.plot(m, 100 * exits.error[:, -1], color=SINGLE, marker="o", label="always the last m")
     axes.plot(exits.used[-1], 100 * exits.error[-1], color=ENSEMBLE, marker=".", label="early exit")
     if fitted is not None:
-        axes.plot(*fitted, color=INK, linestyle="", marker="D", markersize=6, label="fitted combination", zorder=3)
+        axes.plot(*fitted, color=INK, linestyle="", marker="D", markersize=6, label="fitted", zorder=3)
     axes.set_xticks(m)
     axes.set(xlabel="members evaluated, mean")
     legend_outside(axes)

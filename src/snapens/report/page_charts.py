@@ -33,13 +33,13 @@ def _training(summary: Summary) -> Chart:
     rate, loss = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.2))
     focus, baseline = summary.focus, summary.baseline
     is_standard = focus.recipe is not None and focus.recipe.method.kind == "single"
-    shown = [(focus, ENSEMBLE, "standard schedule" if is_standard else "cycles")]
+    shown = [(focus, "standard schedule" if is_standard else "cycles", ENSEMBLE, "-")]
     if baseline is not None and baseline.trace.steps:
-        shown.insert(0, (baseline, BASELINE, "standard schedule"))
-    for account, colour, _ in shown:
-        rate.plot(*account.rates(), color=colour, linewidth=1.3)
+        shown.insert(0, (baseline, "standard schedule", BASELINE, "--"))
+    for account, _, colour, line in shown:
+        rate.plot(*account.rates(), color=colour, linestyle=line, linewidth=1.3)
     charts.mark(rate, focus.minima)
-    curves = [charts.Curve(one.trace.epochs, one.trace.losses, label, colour) for one, colour, label in shown]
+    curves = [charts.Curve(one.trace.epochs, one.trace.losses, *look) for one, *look in shown]
     charts.training_loss(loss, curves, focus.minima)
     rate.set_ylim(bottom=0)
     rate.set_ylabel("learning rate")
@@ -109,18 +109,18 @@ def _early_exit(summary: Summary) -> Chart:
 def _reliability(summary: Summary) -> Chart:
     figure, axes = _one()
     details, focus = summary.details, summary.focus
-    predictors = {"last snapshot": (details.reliability_last, SINGLE)}
+    predictors = {"last snapshot": (details.reliability_last, SINGLE, "o")}
     if len(focus.members) > 1:
-        predictors[f"ensemble of {len(focus.members)}"] = (details.reliability_ensemble, ENSEMBLE)
+        predictors[f"ensemble of {len(focus.members)}"] = (details.reliability_ensemble, ENSEMBLE, "s")
     charts.reliability(axes, predictors)
     charts.legend_outside(axes)
     description = (
-        f"The expected calibration error is {focus.single.ece:.4f} for the last snapshot "
-        f"and {focus.ensemble.ece:.4f} for the ensemble."
+        f"The expected calibration error is {100 * focus.single.ece:.2f} % for the last snapshot "
+        f"and {100 * focus.ensemble.ece:.2f} % for the ensemble."
     )
     hints = [
         (100 * one.confidence, 100 * one.accuracy, f"{label}: {_counted(one.examples, focus.noun)}")
-        for label, (bins, _) in predictors.items()
+        for label, (bins, *_) in predictors.items()
         for one in bins
     ]
     return Chart("reliability", figure, "Confidence and accuracy", description, _hinted(axes, hints))

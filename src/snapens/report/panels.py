@@ -19,7 +19,7 @@ def losses(axes: Any, cells: Sequence[Cell], entries: Entries) -> bool:
     found = [runs[0] for cell in cells if (runs := runs_of(cell, entries)) and any(runs[0].losses.loss)]
     if not found:
         return False
-    labels = {"single": ("standard schedule", BASELINE), "snapshot": ("cycles", ENSEMBLE)}
+    labels = {"single": ("standard schedule", BASELINE, "--"), "snapshot": ("cycles", ENSEMBLE, "-")}
     curves = [charts.Curve(run.losses.epoch, run.losses.loss, *labels[str(run.recipe.method.kind)]) for run in found]
     minima = [epoch for run in found if run.recipe.method.kind == "snapshot" for epoch in run.snapshot_epochs]
     charts.training_loss(axes, curves, minima)

@@ -42,6 +42,7 @@ _SETTINGS = {
     "legend.frameon": False,
     "legend.handlelength": 1.4,
     "legend.labelcolor": MUTED,
+    "lines.dashed_pattern": (5, 3),
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
     "savefig.dpi": 200,
