@@ -158,6 +158,23 @@ def test_probabilities_are_worse_beyond_two_standard_errors(together, worse):
         assert reason.endswith("0.0100. The result of the fitted combination, below, shows whether it corrects this.")
 
 
+@pytest.mark.parametrize(
+    ("together", "gain", "better"),
+    [(0.979, by(59, 41), True), (0.9801, by(59, 41), False), (0.9, by(50, 50), True), (0.9, by(61, 39), False)],
+)
+def test_better_probabilities_are_a_finding_where_the_error_is_not_clearly_better(together, gain, better):
+    found, text = (
+        findings(nll=(1.0, together), gain=gain),
+        "The ensemble's probabilities are better than those of its last snapshot.",
+    )
+    assert (text in found) is better
+    if better:
+        assert found[text].kind == "good"
+        assert found[text].reason == (
+            f"The NLL is {together:.4f} instead of 1.0000, with a paired standard error of 0.0100."
+        )
+
+
 def test_reasons_name_the_numbers():
     reason = next(iter(findings().values())).reason
     assert reason == (

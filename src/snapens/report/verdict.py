@@ -46,7 +46,7 @@ def verdict(evidence: Evidence, under_standard: Difference | None = None) -> lis
     unfinished = [_unfinished(evidence)] if evidence.missing else []
     if guess := _guess(evidence):
         return [guess, *unfinished]
-    finished = (partial(_standard, under=under_standard), _less_likely, _enough, _hurtful, _short, _alike, _valley)
+    finished = (partial(_standard, under=under_standard), _probabilities, _enough, _hurtful, _short, _alike, _valley)
     rules = (_gain,) if unfinished else (_gain, *finished)
     return [finding for rule in rules if (finding := rule(evidence)) is not None] + unfinished
 
@@ -121,20 +121,25 @@ def _unfinished(evidence: Evidence) -> Finding:
     return Finding("note", text, reason)
 
 
-def _less_likely(evidence: Evidence) -> Finding | None:
-    """Whether the ensemble's probabilities are worse; weak members can lower its confidence too much."""
+def _probabilities(evidence: Evidence) -> Finding | None:
+    """Whether the ensemble's probabilities are worse, or better without a better error.
+
+    Weak members can lower its confidence too much.
+    """
     last, together = evidence.nll
-    if together - last <= _STANDARD_ERRORS * evidence.nll_noise:
+    noise, of_last = _STANDARD_ERRORS * evidence.nll_noise, "those of its last snapshot"
+    reason = (
+        f"The NLL is {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}."
+    )
+    if last - together > noise and evidence.gain.chance > CHANCE:
+        return Finding("good", f"The ensemble's probabilities are better than {of_last}.", reason)
+    if together - last <= noise:
         return None
     if evidence.calibrated:
         advice = "The result of the fitted combination, below, shows whether it corrects this."
     else:
         advice = f"Calibrate the ensemble on held-out {evidence.noun} before you use its probabilities."
-    reason = (
-        f"The NLL is {together:.4f} instead of {last:.4f}, with a paired standard error of {evidence.nll_noise:.4f}. "
-        f"{advice}"
-    )
-    return Finding("warning", "The ensemble's probabilities are worse than those of its last snapshot.", reason)
+    return Finding("warning", f"The ensemble's probabilities are worse than {of_last}.", f"{reason} {advice}")
 
 
 def _enough(evidence: Evidence) -> Finding | None:
