@@ -55,7 +55,7 @@ def test_every_command_after_training_works_on_the_same_folder(folder, monkeypat
     rows = json.loads(shown["predict runs/t rows.csv --format json --device cpu"])
     assert len(rows) == 5
     assert {"class", "probability", "entropy", "mutual_information", "members_used"} <= set(rows[0])
-    for name in ("runs/t/combination.json", "runs/t/report.html", "t.onnx", "t.onnx.md"):
+    for name in ("runs/t/combination.json", "runs/t/report.html", "runs/t/t.onnx", "runs/t/t.onnx.md"):
         assert (folder / name).is_file(), name
 
 

@@ -117,6 +117,18 @@ def test_parameters_that_the_optimizer_does_not_hold_are_named_in_a_warning(capl
     assert warning.startswith("the optimizer does not hold 1.weight, 1.bias, 2.weight, and 1 more: these parameters")
 
 
+def test_trained_parameters_that_no_snapshot_stores_are_named_in_a_warning(caplog):
+    """A head that `keep` leaves out, and a module in a plain list, which is not in the state_dict()."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    net.hidden = [torch.nn.Linear(3, 3)]
+    optimizer = sgd(net)
+    optimizer.add_param_group({"params": net.hidden[0].parameters()})
+    SnapshotEnsembler(net, optimizer, SCHEDULE, keep=lambda: {"0.bias": net[0].bias, "0.weight": net[0].weight})
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    names = "1.bias, 1.weight, a parameter that is not in state_dict()"
+    assert warning.startswith(f"no snapshot stores {names}, which the optimizer trains, so all members would use the")
+
+
 @pytest.mark.parametrize("case", ["all held", "the others are frozen", "the others are not stored"])
 def test_parameters_that_are_held_or_frozen_or_not_stored_cause_no_warning(caplog, case):
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
@@ -217,6 +229,11 @@ def test_a_model_without_values_is_rejected_at_the_start():
         SnapshotEnsembler(lazy, optimizer, SCHEDULE)
     lazy(torch.ones(1, 2))
     SnapshotEnsembler(lazy, optimizer, SCHEDULE)
+    for buffer in (torch.eye(3).to_sparse(), torch.ones(1).expand(3)):
+        net = torch.nn.Linear(3, 3)
+        net.register_buffer("mask", buffer)
+        with pytest.raises(ArgumentError, match=r"got 'mask', which is sparse or expanded: use to_dense\(\) or contig"):
+            SnapshotEnsembler(net, sgd(net), SCHEDULE)
 
 
 def test_snapshot_steps_of_a_users_own_schedule_must_ascend_to_the_end(net):

@@ -5,6 +5,7 @@ import functools
 import io
 import sys
 import types
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -52,6 +53,7 @@ def test_streaming_reads_only_tensors_that_differ(tmp_path, monkeypatch):
     monkeypatch.setattr("snapens.storage.tensorfile.Stored.read", lambda self: reads.append(self.name) or read(self))
     ensemble(X)
     assert reads == ["1.weight", "1.weight"]
+    assert len(ensemble._replicas) == 1
 
 
 def test_models_with_compiled_children_can_be_loaded(make_net):
@@ -105,6 +107,32 @@ def hook_of_a_script(model):
     exec(f"model.b.register_forward_hook({hook})", {"model": model})  # where the model is a global
 
 
+def default_argument(model):
+    model.twice = lambda x, layer=model.a: layer(x)
+
+
+def functions_in_containers(model):
+    model.steps = [{"first": lambda x: model.a(x)}]
+
+
+def partial_of_a_function(model):
+    model.twice = functools.partial(lambda x: model.a(x))
+
+
+def function_with_a_parameter(model):
+    weight = model.b.weight
+    model.twice = lambda x: x @ weight.T
+
+
+def function_in_a_function(model):
+    inner = lambda x: model.a(x)  # noqa: E731
+    model.twice = lambda x: inner(x)
+
+
+def weak_reference(model):
+    model.b.parent = weakref.ref(model)
+
+
 def decorated_hook(model):
     @functools.wraps(torch.relu)
     def hook(module, inputs, output):
@@ -124,6 +152,12 @@ def decorated_hook(model):
         (lambda_that_refers_to_a_method, "'twice'"),
         (hook_of_a_script, "'b._forward_hooks'"),
         (decorated_hook, "'b._forward_pre_hooks'"),
+        (default_argument, "'twice'"),
+        (functions_in_containers, "'steps'"),
+        (partial_of_a_function, "'twice'"),
+        (function_with_a_parameter, "'twice'"),
+        (function_in_a_function, "'twice'"),
+        (weak_reference, "'b.parent'"),
     ],
 )
 def test_a_model_whose_copies_would_use_the_live_weights_is_rejected(change, name):
@@ -152,6 +186,33 @@ def test_methods_that_a_copy_uses_with_its_own_weights_are_accepted():
     ensemble = Ensemble(store, model)
     later = 0.0
     torch.testing.assert_close(ensemble(X).double(), mean_of(networks), atol=1e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_tensors_that_forward_computed_are_copied_with_the_model():
+    """Of the old weight_norm, and an activation in an attribute: `deepcopy` rejects tensors with a gradient."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.utils.weight_norm(nn.Linear(4, 3))
+
+        def forward(self, x):
+            self.seen = self.a(x)
+            return self.seen
+
+    torch.manual_seed(0)
+    model, store, expected = Keeps(), Snapshots(), []
+    for step in (1, 2):
+        with torch.no_grad():
+            model.a.weight_v.add_(torch.randn(3, 4))
+        store.commit(step, {name: tensor.clone() for name, tensor in model.state_dict().items()})
+        expected.append(model(X).detach().softmax(-1))
+    ensemble = Ensemble(store, model)
+    torch.testing.assert_close(ensemble(X), torch.stack(expected).mean(0))
+    model.view = model.a.weight_v[0]  # it would still be the live weight
+    with pytest.raises(ArgumentError, match=r"model must support copy.deepcopy, got Only Tensors created explicitly"):
+        Ensemble(store, model)
 
 
 def test_resident_members_share_what_their_snapshots_share():

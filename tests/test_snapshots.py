@@ -276,3 +276,22 @@ def test_the_name_that_the_format_reserves_is_rejected(folder):
     with pytest.raises(ArgumentError, match="must not be named '__metadata__'"):
         folder.commit(1, {"__metadata__": torch.ones(1)})
     assert folder.steps == ()
+
+
+def test_a_conjugate_view_is_not_tied_to_its_base(tmp_path):
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    store.commit(4, {"values": values, "conjugates": values.conj(), "imaginary": values.conj().imag})
+    found = store.load(4)
+    assert found["values"].tolist() == [1 + 2j, 3 - 4j]
+    assert found["conjugates"].tolist() == [1 - 2j, 3 + 4j]
+    assert found["imaginary"].tolist() == [-2, 4]
+
+
+def test_snapshots_are_read_on_the_cpu_whatever_the_default_device_is(tmp_path):
+    store = Snapshots(tmp_path)
+    store.open_to_write()
+    store.commit(4, {"w": torch.ones(3)})
+    with torch.device("meta"):
+        assert Snapshots(tmp_path).load(4)["w"].tolist() == [1, 1, 1]

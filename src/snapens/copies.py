@@ -2,13 +2,16 @@
 
 import dis
 import inspect
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
+from types import CellType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .errors import ArgumentError
 from .shards import is_sharded
@@ -34,7 +37,7 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
             "pass a plain instance, such as ensembler.ensemble(model=Net())"
         )
     try:
-        copy = deepcopy(unwrap(model))
+        copy = deepcopy(unwrap(model), _computed(unwrap(model), live))
     except Exception as error:
         raise ArgumentError(
             f"model must support copy.deepcopy, got {error}: pass another instance of the architecture"
@@ -60,35 +63,52 @@ def check_device(device: torch.device | str) -> None:
         ) from error
 
 
+def _computed(model: nn.Module, live: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Detached copies of the tensors that forward() left in attributes, which `deepcopy` rejects."""
+    places = {tensor.untyped_storage().data_ptr() for tensor in live.values()}  # a view of a weight stays rejected
+    found = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return {
+        id(one): one.detach().clone() for one in found if one.grad_fn and one.untyped_storage().data_ptr() not in places
+    }
+
+
 def _live_functions(model: nn.Module, copy: nn.Module) -> Iterator[str]:
-    """The functions in a copy that refer to the model: `deepcopy` copies bound methods, but no other functions.
+    """The attributes and hooks of a copy through which it refers to the model: `deepcopy` does not copy functions.
 
-    Functions inside containers, and references that a function reaches only through other objects, are not found.
+    References that a function reaches only through other objects are not found.
     """
-    live = {id(module) for module in model.modules()}
-    for (path, one), other in zip(model.named_modules(), copy.modules(), strict=False):
-        of_copy = dict(_attributes_and_hooks(other))
-        for place, function in _attributes_and_hooks(one):
-            if of_copy.get(place) is function and any(id(found) in live for found in _references(function)):
-                yield f"{path}.{place[0]}".lstrip(".")
+    live = {id(found) for found in (*model.modules(), *model.parameters(), *model.buffers())}
+    for path, module in copy.named_modules():
+        for name, value in vars(module).items():
+            called = not name.endswith("_hooks") or name in _CALLED_IN_FORWARD
+            if called and any(id(found) in live for found in _reached(value)):
+                yield f"{path}.{name}".lstrip(".")
 
 
-def _attributes_and_hooks(module: nn.Module) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """The values in a module by name and, for hooks, their key."""
-    for name, value in vars(module).items():
-        hooks = value if name in _CALLED_IN_FORWARD else {None: value}
-        yield from (((name, key), one) for key, one in hooks.items())
+def _reached(value: Any) -> Iterator[Any]:
+    """A value and what it names: the items of containers, and what functions have bound, enclose or use as globals."""
+    seen, left = {}, [value]
+    while left:
+        if id(one := left.pop()) in seen:
+            continue
+        seen[id(one)] = one
+        yield one
+        if isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            left += one
+        elif isinstance(one, weakref.ref):
+            left.append(one())
+        elif isinstance(one, partial):
+            left += [one.func, one.args, one.keywords]
+        elif inspect.ismethod(one):
+            left += [one.__self__, one.__func__]
+        elif inspect.isfunction(one):
+            names = {used.argval for used in dis.get_instructions(one) if used.opname == "LOAD_GLOBAL"}
+            left += [one.__globals__[name] for name in names & one.__globals__.keys()]
+            left += [one.__defaults__, one.__kwdefaults__, vars(one), *map(_content, one.__closure__ or ())]
 
 
-def _references(function: Any) -> Iterator[Any]:
-    """What a function names in its closure or among its globals, and the object of each method among these."""
-    while inspect.isroutine(function):
-        found = [function]
-        if inspect.isfunction(function):
-            names = {one.argval for one in dis.get_instructions(function) if one.opname == "LOAD_GLOBAL"}
-            found += [function.__globals__[name] for name in names & function.__globals__.keys()]
-            for cell in function.__closure__ or ():
-                with suppress(ValueError):  # a variable without a value yet
-                    found.append(cell.cell_contents)
-        yield from (one.__self__ if inspect.ismethod(one) else one for one in found)
-        function = getattr(function, "__wrapped__", None)
+def _content(cell: CellType) -> Any:
+    with suppress(ValueError):  # a variable without a value yet
+        return cell.cell_contents

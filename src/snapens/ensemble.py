@@ -140,15 +140,12 @@ class Ensemble(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The prediction for one batch, from all members; the arguments are those of the model."""
-        *_, (_, prediction) = self.anytime(*args, **kwargs)
-        return prediction
+        *_, pool = self._pools(args, kwargs)
+        return each(self._finished, pool.mean)
 
     def anytime(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
         """Yield (k, prediction of the newest k members) for k = 1 … m: stop when the prediction is good enough."""
-        args, kwargs = self._prepared(args, kwargs)
-        pool = Pool(None)
-        for k, (member, share) in enumerate(self._newest_first(), 1):
-            pool.add(self._output(member, args, kwargs), share)
+        for k, pool in enumerate(self._pools(args, kwargs), 1):
             yield k, each(self._finished, pool.mean)
 
     def predict(
@@ -221,7 +218,8 @@ class Ensemble(nn.Module):
             return found.shape
 
         self._read(loader, inputs, add, progress)
-        found = [torch.cat(rows[member]).numpy() for member in self.combination.members]
+        # not torch.cat, which rejects float16 under autocast on the CPU
+        found = [np.concatenate([part.numpy() for part in rows[member]]) for member in self.combination.members]
         given = torch.cat(labels)
         if not torch.equal(given.long().to(given.dtype), given):
             raise ArgumentError(f"targets must be class indices, got {given.dtype} with fractions: pass targets=")
@@ -258,6 +256,14 @@ class Ensemble(nn.Module):
             return args, kwargs
         args, kwargs = separate((args, kwargs))  # it may change them, as a member may
         return (self.preprocess(*args, **kwargs),), {}
+
+    def _pools(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Pool]:
+        """The pool of the newest k members, k = 1 … m: always the same object."""
+        args, kwargs = self._prepared(args, kwargs)
+        pool = Pool(None)
+        for member, share in self._newest_first():
+            pool.add(self._output(member, args, kwargs), share)
+            yield pool
 
     def _output(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.activated(scores(self._replicas.output(member, args, kwargs)))

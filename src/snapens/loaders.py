@@ -94,5 +94,5 @@ def count(loader: Any) -> int | None:
     """The number of batches, or None if the loader has no length."""
     try:
         return len(loader)
-    except TypeError:
+    except (NotImplementedError, TypeError):
         return None

@@ -24,7 +24,7 @@ class Rates:
         self._optimizer, self._schedule = optimizer, schedule
         if not any(self.peaks):
             raise ArgumentError("lr must be greater than 0 in at least one group, got 0 in all of them: set it")
-        if isinstance(shared := optimizer.defaults.get("lr"), Tensor):
+        if isinstance(shared := getattr(optimizer, "defaults", {}).get("lr"), Tensor):
             optimizer.defaults["lr"] = shared.clone()  # groups that are added later must start at the peak
         self._last: list[tuple[dict[str, Any], float]] = []  # the groups with float rates, and the rates that were set
         self._warned = False

@@ -92,8 +92,11 @@ class Replicas(nn.ModuleList):
     def _sibling(self, entries: Mapping[str, Entry]) -> tuple[nn.Module, Mapping[str, Entry]]:
         """Another replica, and what it shares: the tensors of equal content that are already on the device."""
         bank: dict[Entry, Tensor] = {}
+        wanted = set(entries.values())
         for replica, held in zip(self, self._held, strict=True):
-            bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
+            if not wanted.isdisjoint(held.values()):
+                bank |= {held[name]: tensor for name, tensor in tensors(replica).items()}
+                wanted -= bank.keys()
         shared = {name: entry for name, entry in entries.items() if entry in bank}
         newest = tensors(self[0])
         return deepcopy(self[0], {id(newest[name]): bank[entry] for name, entry in shared.items()}), shared

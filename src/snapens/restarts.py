@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from .ensembler import SnapshotEnsembler
 from .errors import ArgumentError, MismatchError
 from .shards import assign, gathered
-from .weights import layers, tensors
+from .weights import check_real, layers, tensors
 
 
 def reset_momentum(ensembler: SnapshotEnsembler) -> None:
@@ -32,6 +32,7 @@ def fresh_weights(factory: Callable[[], nn.Module]) -> Callable[[SnapshotEnsembl
 
     def restart(ensembler: SnapshotEnsembler) -> None:
         fresh, live = tensors(factory()), tensors(ensembler.model)
+        check_real(fresh)
         trained = {id(tensor) for tensor in live.values()}
         copies = {name: tensor for name, tensor in ensembler.kept().items() if id(tensor) not in trained}
         if _shapes(fresh) != _shapes(live):
@@ -77,11 +78,11 @@ def noisy_weights(scale: float, seed: int = 0) -> Callable[[SnapshotEnsembler], 
 def add_noise(parameters: Iterable[Tensor], scale: float, seed: int, step: int) -> None:
     """Add the noise of (seed, step) to the parameters with two or more dimensions, in place."""
     state = np.random.SeedSequence(seed, spawn_key=(step,)).generate_state(1, np.uint64)
-    generator = torch.Generator().manual_seed(int(state[0]))
+    generator = torch.Generator("cpu").manual_seed(int(state[0]))
     for parameter in parameters:
-        if parameter.dim() > 1:
+        if parameter.requires_grad and parameter.dim() > 1:
             whole = gathered(parameter)
-            noise = torch.randn(whole.shape, generator=generator).to(whole)
+            noise = torch.randn(whole.shape, generator=generator, device="cpu").to(whole)
             assign(parameter, whole + scale * whole.square().mean().sqrt() * noise)
 
 

@@ -185,7 +185,15 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
     """The place in memory, equal for tied tensors; an empty tensor, or one that wraps others, has none."""
     if tensor.data_ptr() == 0:
         return (id(tensor),)
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
 def _finite(tensor: Tensor) -> bool:

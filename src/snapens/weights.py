@@ -56,6 +56,13 @@ def check_real(named: Mapping[str, Tensor]) -> None:
             )
         if tensor.is_meta:
             raise ArgumentError(f"model must have real tensors, got {name!r} on the meta device: build it on the CPU")
+        if tensor.layout != torch.strided or any(
+            stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise ArgumentError(
+                f"model must have dense tensors with a place for each value, got {name!r}, which is sparse or "
+                "expanded: use to_dense() or contiguous(), or register the buffer with persistent=False"
+            )
 
 
 def set_tensors(module: nn.Module, values: Mapping[str, Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 
 import pytest
 
@@ -31,6 +32,7 @@ def test_two_writers_of_one_name_never_publish_a_mixture(tmp_path):
         (errno.EIO, "free disk space, or choose another folder, then try again"),
         (errno.EACCES, "check the permissions, or choose another folder, then try again"),
         (errno.EROFS, "check the permissions, or choose another folder, then try again"),
+        (errno.ENOSYS, "this file system has no locks; choose a folder on another one, such as a local disk"),
     ],
 )
 def test_the_remedy_depends_on_the_reason(number, remedy):
@@ -38,6 +40,25 @@ def test_the_remedy_depends_on_the_reason(number, remedy):
         raise OSError(number, os.strerror(number))
     expected = f"it could not be written ([Errno {number}] {os.strerror(number)}); earlier files are intact: {remedy}"
     assert str(raised.value) == expected
+
+
+def test_a_folder_that_cannot_be_synced_is_used_all_the_same(tmp_path, monkeypatch):
+    """As on CIFS and in shared folders of virtual machines; every other error is one."""
+    sync = os.fsync
+
+    def refusing(number):
+        def fsync(descriptor):
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+            sync(descriptor)
+
+        return fsync
+
+    monkeypatch.setattr(os, "fsync", refusing(errno.EINVAL))
+    assert durable.write(tmp_path / "a/b", b"some").read_bytes() == b"some"
+    monkeypatch.setattr(os, "fsync", refusing(errno.EIO))
+    with pytest.raises(StoreError, match="Input/output error"):
+        durable.write(tmp_path / "c", b"some")
 
 
 def test_a_file_in_the_place_of_a_folder_or_the_other_way_round_is_named(tmp_path):

@@ -26,6 +26,9 @@ _REMEDIES = {
     "check the permissions, or choose another folder, then try again": (errno.EACCES, errno.EPERM, errno.EROFS),
     "a file is where a folder must be; choose another path": (errno.EEXIST, errno.ENOTDIR),
     "a folder is where the file must be; choose another path": (errno.EISDIR,),
+    "this file system has no locks; choose a folder on another one, such as a local disk": (
+        *(errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK),
+    ),
 }
 _TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither flag
@@ -228,5 +231,8 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder
+            raise
     finally:
         os.close(descriptor)

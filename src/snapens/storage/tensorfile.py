@@ -81,7 +81,7 @@ class Stored:
 
     def read(self) -> Tensor:
         """Read the tensor into new memory."""
-        content = torch.empty(Spec(self.dtype, self.shape).nbytes, dtype=torch.uint8)
+        content = torch.empty(Spec(self.dtype, self.shape).nbytes, dtype=torch.uint8, device="cpu")
         self.read_into(content.numpy().data)
         return content.view(self.dtype).reshape(self.shape)
 
