@@ -22,7 +22,7 @@ from snapens.report.tables import Table, Value, table
 ROOT = Path(__file__).parent.parent
 PAGE_STYLE = ROOT / "src/snapens/report/page.css"
 TEMPLATES = tuple(ROOT / f"docs/{page}.md.jinja" for page in ("results", "start/demo", "understand/when-it-pays"))
-BUDGETS = {name: ROOT / f"results/budgets/{name}.json" for name in ("glyphs", "cifar10")}
+BUDGETS = {name: ROOT / f"results/budgets/{name}.json" for name in ("glyphs", "cifar10", "fashion")}
 FIGURES = (("3", "wrn32"), ("5", "densenet40"), ("5", "wrn32"), ("6", "wrn32"), ("S", "wrn32"))
 
 

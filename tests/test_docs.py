@@ -80,7 +80,8 @@ def test_only_settings_are_typed_into_the_page_of_the_demo():
     demo = ["40", "27,694", "40", "0.8.", "5,000", "10,000", "62", "16", "16", "0,", "2-core", "2.13):"]
     glyphs = ["0.8", "500", "0", "4.", "5", "9", "5,", "5)", "5),", "5;"]
     cifar10 = ["45,000", "5,000", "0.4.", "0.1,", "0.2,", "0.4", "0.8,", "5", "0).", "1", "3", "3,", "3", "5)"]
-    assert typed_numbers(template) == [*demo, *glyphs, *cifar10, "five snapshots"]
+    fashion = ["10,000", "12,000", "2,000", "0.4,", "(10", "10,000", "1", "3", "3,", "5),", "3)."]
+    assert typed_numbers(template) == [*demo, *glyphs, *cifar10, *fashion, "five snapshots"]
 
 
 def test_no_page_or_table_is_stale(results):
