@@ -42,7 +42,7 @@ def early_end(progress: Progress, schedule: Schedule, place: str, process: int) 
 
 
 def untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -> None:
-    """Warn of stored parameters that are not in the optimizer, and of trained ones that no snapshot stores."""
+    """Warn of stored parameters that require gradients, but that are not in the optimizer."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     live = {name: tensor for name, tensor in tensors(model).items() if name in stored}
     if left := [name for name, tensor in live.items() if tensor.requires_grad and id(tensor) not in held]:
@@ -52,9 +52,14 @@ def untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -
             "requires_grad_(False)",
             shortened(left, 3),
         )
+
+
+def unstored(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -> None:
+    """Warn of parameters that the optimizer trains, but that no snapshot stores."""
     names = {id(tensor): name for name, tensor in tensors(model).items()}
-    trained = [names.get(one, "a parameter that is not in state_dict()") for one in held]
-    if lost := sorted({name for name in trained if name not in stored}):
+    held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    trained = {names.get(one, "a parameter that is not in state_dict()") for one in held}
+    if lost := sorted(trained - set(stored)):
         log.warning(
             "no snapshot stores %s, which the optimizer trains, so all members would use the same values. Return them "
             "from keep, or register their modules, such as in nn.ModuleList (parameters of the loss need neither)",

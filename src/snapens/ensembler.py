@@ -100,6 +100,8 @@ class SnapshotEnsembler:
         log.info("%r; peak rates %s", schedule, "set by the user" if self._rates is None else self._rates.peaks)
         if self.ranks.rank == 0:
             cautions.untrained(model, optimizer, live)
+            if self.keep is model or not isinstance(self.keep, nn.Module):  # not an average with names of its own
+                cautions.unstored(model, optimizer, live)
             place = "memory" if self.snapshots.path is None else str(self.snapshots.path)
             weakref.finalize(self, cautions.early_end, self._progress, schedule, place, os.getpid())
 
