@@ -200,6 +200,15 @@ def test_outputs_are_the_log_probabilities_of_each_member_oldest_first_and_unwei
     assert seen == [(k, reads) for k in range(1, reads + 1)]
 
 
+def test_outputs_under_autocast_on_the_cpu_are_those_of_the_members_under_autocast(make_net, resident):
+    store, networks = trained(make_net)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Ensemble(store, make_net(), resident=resident).outputs([(X, torch.zeros(10)), (X[:3], torch.ones(3))])
+        expected = [torch.cat([network(X), network(X[:3])]).double().softmax(-1) for network in networks]
+    assert np.abs(found.probabilities - torch.stack(expected).detach().numpy()).max() < 2e-3
+    assert found.labels.tolist() == [0] * 10 + [1] * 3
+
+
 def test_outputs_use_the_callers_activation_and_need_a_classifier(make_net):
     store, networks = trained(make_net)
     batch = (X, torch.zeros(10))

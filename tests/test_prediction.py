@@ -151,3 +151,10 @@ def test_memory_does_not_grow_with_the_product_of_members_examples_and_classes(m
         assert tracemalloc.get_traced_memory()[1] < 12e6
     finally:
         tracemalloc.stop()
+
+
+def test_a_prediction_is_represented_by_its_score_in_one_line():
+    log_probabilities = np.log(np.full((1, 4, 2), 0.5)).astype(np.float16)
+    found = Prediction.of(Outputs((("a", 4),), log_probabilities, labels=np.array([0, 1, 1, 1])))
+    # the first of equally probable classes is chosen; NLL: log 2; ECE: 0.5 - 0.25
+    assert repr(found) == "Prediction(examples=4, error=0.75, nll=0.6931, ece=0.25, mean members=1)"

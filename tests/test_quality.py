@@ -87,8 +87,17 @@ def test_early_exit_evaluates_members_newest_first_until_their_mean_is_confident
 
 
 def test_a_certain_member_does_not_stop_an_evaluation_without_a_threshold():
-    log_probabilities = np.array([[[-30.0, 0.0]], [[0.0, -30.0]]])
-    assert Quality.of(log_probabilities, np.array([0])).evaluated(1.0).tolist() == [2]
+    log_probabilities = np.array([[[-40.0, 0.0]], [[0.0, -40.0]]])
+    quality = Quality.of(log_probabilities, np.array([0]))
+    assert quality.last.confidence[0].tolist() == [1]
+    assert quality.evaluated(1.0).tolist() == [2]
+
+
+def test_a_quality_is_represented_by_its_errors_in_one_line():
+    p = np.array([[[0.1, 0.9], [0.5, 0.5], [0.3, 0.7]], [[0.9, 0.1], [0.6, 0.4], [0.6, 0.4]]])
+    assert repr(Quality.of(np.log(p), np.array([1, 0, 1]))) == (
+        "Quality(members=2, examples=3, errors alone=[0.0, 0.6667], errors of the last m=[0.6667, 0.3333])"
+    )
 
 
 def test_the_golden_run_has_the_numbers_that_were_computed_all_at_once():

@@ -92,6 +92,28 @@ def test_the_activation_is_that_of_the_ensemble(members, make_net):
     assert np.abs(predict(ensemble, X).probabilities - ensemble.predict([X]).numpy()).max() < 1e-6
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.mul_(2.0))
+
+
+def test_members_and_preprocessing_may_change_their_input_in_place():
+    snapshots, given = Snapshots(), X.clone()
+    for step in (4, 8):
+        snapshots.commit(step, nn.Linear(4, 4).state_dict())
+    expected = predict(Ensemble(snapshots, nn.Linear(4, 4), preprocess=_scaled(nn.Linear, 4.0)), X)
+    found = predict(Ensemble(snapshots, Doubled(4, 4), preprocess=_scaled(Doubled, 1.0)), given)
+    for value, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-6)
+    assert torch.equal(given, X)
+
+
+def _scaled(kind, factor):
+    layer = kind(4, 4, bias=False)
+    layer.weight.data = factor * torch.eye(4)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [

@@ -37,8 +37,7 @@ class Ensemble(nn.Module):
     that requires them. With `resident=False`, members are streamed: they are loaded one after the other into one model,
     so use `predict`. Several threads may predict at the same time; with streamed members, they wait for each other.
     For a model that returns a mapping of tensors, the ensemble returns a mapping of their means; tensors without
-    dimensions, such as a loss, are left out. If the output of the model has `logits`, as a key or as an attribute, the
-    ensemble returns their mean only, as a tensor, and leaves out everything else.
+    dimensions, such as a loss, are left out. If the output has `logits`, only the mean of these is returned.
 
     Examples:
         >>> snapshots, model = Snapshots(), nn.Linear(1, 2)
@@ -83,9 +82,8 @@ class Ensemble(nn.Module):
         self._existing = sorted(existing, key=lambda member: member[1])  # runs take turns, the oldest members first
         self._replicas = Replicas(model, device, resident, strict)
         self.preprocess = None if preprocess is None else deepcopy(preprocess).to(self._replicas.device)
-        if last is not None:
-            combination = Combination.last(last)
-        self.combination = combination or Combination(tuple(self._existing))
+        chosen = combination if last is None else Combination.last(last)
+        self.combination = chosen or Combination(tuple(self._existing))
         self.eval()
 
     @classmethod
@@ -160,8 +158,7 @@ class Ensemble(nn.Module):
 
         For resident members, the loader is read once, and each batch is passed to all members. For streamed members,
         the loader is read once per member, and must keep its order. `progress` is called after every batch that is
-        read, with the number of batches read so far and in total (None if unknown): a loader of 10 batches has a
-        total of 10 for resident members, and of 30 for three streamed members.
+        read, with the number of batches read so far and in total (None if unknown), over all passes.
         """
         check_order(loader, "in the order of the data, because predictions have no labels", "outputs()")
         pools: list[Pool] = []
@@ -259,8 +256,7 @@ class Ensemble(nn.Module):
 
     def _pools(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Pool]:
         """The pool of the newest k members, k = 1 … m: always the same object."""
-        args, kwargs = self._prepared(args, kwargs)
-        pool = Pool(None)
+        (args, kwargs), pool = self._prepared(args, kwargs), Pool(None)
         for member, share in self._newest_first():
             pool.add(self._output(member, args, kwargs), share)
             yield pool

@@ -113,6 +113,10 @@ class Prediction:
             columns.append((choice, p[each, choice], metrics.surprise(of_label), brier, entropy, information, used))
         return cls(labels, *(np.concatenate(column) for column in zip(*columns, strict=True)))
 
+    def __repr__(self) -> str:
+        score = ", ".join(f"{name}={value:.4g}" for name, value in vars(self.score).items())
+        return f"Prediction(examples={len(self.labels)}, {score}, mean members={self.used.mean():.4g})"
+
     @property
     def wrong(self) -> NDArray[np.bool_]:
         """Whether each prediction is wrong."""

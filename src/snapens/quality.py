@@ -157,6 +157,11 @@ class Quality:
             comoments += metrics.comoments(p)
         return cls(labels, alone, first, last, metrics.correlation_from(comoments))
 
+    def __repr__(self) -> str:
+        members, examples = self.alone.choice.shape
+        alone, last = (one.wrong.mean(-1).round(4).tolist() for one in (self.alone, self.last))
+        return f"Quality(members={members}, examples={examples}, errors alone={alone}, errors of the last m={last})"
+
     @cached_property
     def disagreement(self) -> Floats:
         """(members, members): the share of examples for which two members predict different classes."""

@@ -59,7 +59,7 @@ def test_a_combination_is_fitted_on_held_out_examples_stored_and_evaluated_on_th
     assert (found["run"], found["examples"]) == (str(folder), 400)
     assert [gain["choice"] for gain in found["gains"]] == ["temperature", "members", "exit_threshold"]
     for gain in found["gains"]:
-        named = f"{gain['nll']:.4f}  {-gain['nll_gain']['mean']:+.4f} ± {gain['nll_gain']['standard_error']:.4f}"
+        named = f"{gain['nll']:.4f}  {0.0 - gain['nll_gain']['mean']:+.4f} ± {gain['nll_gain']['standard_error']:.4f}"
         assert named.replace("-", "−") in shown
 
     assert main(["evaluate", str(folder), "--format", "json"]) == 0

@@ -23,6 +23,16 @@ def test_the_threshold_by_hand():
     assert ConformalSets.fit(outputs, coverage=0.9).threshold == pytest.approx(0.05, abs=1e-4)  # all nine
 
 
+def test_rounding_errors_of_the_coverage_do_not_count():
+    """0.07 · 100 is 7.000000000000001 in float64: 7 of 99 examples must be covered, not 8."""
+    of_label = np.arange(1, 100) / 100
+    p = np.stack([of_label, 1 - of_label], axis=-1)
+    outputs = Outputs((("a", 1),), np.log(p).astype(np.float16)[None], np.zeros(99, np.int64))
+    found = ConformalSets.fit(outputs, coverage=0.07)
+    assert found.measured_coverage(outputs) == 7 / 99
+    assert found.threshold == pytest.approx(0.93, abs=1e-3)
+
+
 def test_the_mean_coverage_over_many_draws_is_the_stated_one(make_outputs):
     # split conformal with n held-out examples covers between 0.9 and 0.9 + 1 / (n + 1) on average
     coverages = []

@@ -61,6 +61,13 @@ def test_a_larger_loss_saves_more_members(make_outputs):
     assert used[0] > used[-1]
 
 
+def test_the_threshold_is_in_the_middle_between_two_confidences():
+    # the older member corrects the last example, at whose confidence of 0.6 early exit would be wrong
+    newest, older = [[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [[0.9, 0.1], [0.9, 0.1], [0.1, 0.9]]
+    p = np.log([older, newest]).astype(np.float16)
+    assert exit_threshold(Outputs((("a", 1), ("a", 2)), p, np.array([0, 0, 1]))) == pytest.approx(0.7, abs=1e-3)
+
+
 def test_equal_confidences_exit_together():
     # the newest member gives 0.8 to five examples, of which the full mean corrects one: no exit is without a loss
     newest = np.tile([0.8, 0.2], (5, 1))

@@ -60,6 +60,12 @@ def test_a_member_without_use_has_the_simplex_weight_zero():
     assert (found[:2] > 0.1).all()
 
 
+def test_a_small_weight_that_an_example_needs_is_kept():
+    """Only the second member explains one of 2000 examples: the best weights are the shares of the examples."""
+    needs = np.arange(2000) == 0
+    assert simplex_weights([~needs, needs]) == pytest.approx([0.9995, 0.0005], rel=1e-3)
+
+
 def test_simplex_weights_of_one_member_and_of_equal_members():
     assert simplex_weights([[0.5, 0.1]]).tolist() == [1]
     assert simplex_weights([[0.5, 0.1], [0.5, 0.1]]) == pytest.approx([0.5, 0.5])

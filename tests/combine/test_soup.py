@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from snapens import Snapshots
 from snapens.combine.soup import Soups, average
@@ -119,6 +120,15 @@ def test_the_batchnorm_statistics_of_a_soup_are_averages_over_the_training_batch
     assert found.error == pytest.approx((expected.eval()(x).argmax(-1) != 0).float().mean().item())
     assert not found.model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_the_error_of_a_soup_is_that_of_its_model_if_each_pass_reads_other_training_batches(make_net):
+    snapshots, data = trained(make_net, 3), TensorDataset(torch.randn(400, 4))
+    training = DataLoader(data, batch_size=4, sampler=RandomSampler(data, num_samples=8))
+    x, labels = torch.randn(2000, 4), torch.arange(2000) % 3
+    soups = Soups(make_net(), snapshots, training=training, held_out=[(x, labels)])
+    for found in (soups.uniform(tolerance=1), soups.uniform(tolerance=1)):
+        assert found.error == (found.model(x).argmax(-1) != labels).double().mean().item()
 
 
 def test_a_single_snapshot_keeps_its_own_batchnorm_statistics(make_net):

@@ -18,6 +18,7 @@ from snapens import Combination, Ensemble, Outputs, Snapshots
 from snapens.errors import ArgumentError, ExportError, MissingPackageError, StoreError
 from snapens.export import About, to_onnx, to_program
 from snapens.export import onnx as onnx_module
+from snapens.export.graph import Graph
 from snapens.lab.nets import accelerate, build
 from snapens.weights import tensors
 
@@ -295,6 +296,12 @@ def test_a_program_contains_neither_the_example_nor_paths_of_this_machine(mlp, t
     content = (tmp_path / "e.pt2").read_bytes()
     assert example.numpy().tobytes() not in content
     assert SOURCE not in content
+
+
+def test_a_graph_that_computes_nan_is_rejected(mlp):
+    graph = Graph(mlp[0], torch.randn(2, 5))
+    with pytest.raises(ExportError, match="got a difference of nan for 2 examples"):
+        graph.check(lambda inputs: [torch.full((2, 3), torch.nan)], tolerance=1e-3)
 
 
 def test_tensors_of_a_large_model_are_in_a_second_file_which_only_a_complete_export_replaces(

@@ -60,6 +60,7 @@ def test_probabilities_are_the_mean_of_the_softmax_of_the_last_members(last):
     rows = StandardScaler().fit_transform(x)
     expected = np.mean([softmax(mlp(member, rows)) for member in members], axis=0)
     np.testing.assert_allclose(classifier.predict_proba(x), expected, rtol=1e-10)
+    np.testing.assert_allclose(classifier.predict_log_proba(x), np.log(expected), rtol=1e-8)
 
 
 def test_predictions_of_the_regressor_are_the_mean_of_the_members_in_the_unit_of_y():
@@ -136,7 +137,8 @@ def test_an_estimator_works_in_pipelines_searches_cross_validation_and_clones():
     pipeline = make_pipeline(StandardScaler(), SnapshotClassifier(**QUICK))
     assert cross_val_score(pipeline, x, y, cv=2).shape == (2,)
     search = GridSearchCV(pipeline, {"snapshotclassifier__cycles": np.array([1, 2])}, cv=2).fit(x, y)
-    assert search.best_params_["snapshotclassifier__cycles"] in (1, 2)
+    best = (1, 2)[np.argmax(search.cv_results_["mean_test_score"])]
+    assert search.best_params_["snapshotclassifier__cycles"] == best
     assert clone(pipeline)[-1].get_params() == pipeline[-1].get_params()
 
 
@@ -229,6 +231,11 @@ def test_a_parameter_that_breaks_a_rule_is_named(parameters, message):
     with pytest.raises(ArgumentError) as raised:
         SnapshotClassifier(**parameters).fit(*IRIS)
     assert message in str(raised.value)
+
+
+def test_a_regressor_rejects_a_device_that_torch_cannot_use():
+    with pytest.raises(ArgumentError, match="device must be available, got cuda:99, but torch cannot use it"):
+        SnapshotRegressor(device="cuda:99").fit(*load_diabetes(return_X_y=True))
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,22 @@ def test_loading_the_best_model_at_the_end_does_not_change_the_ensemble(tmp_path
     assert torch.equal(callback.ensemble()(input_ids=inputs), expected)
 
 
+def test_the_members_of_a_model_with_several_labels_per_example_have_a_sigmoid(tmp_path):
+    config = transformers.BertConfig(**{**CONFIG.to_dict(), "problem_type": "multi_label_classification"})
+    callback, model = SnapshotCallback(2, store=tmp_path / "run"), classifier(config)
+    found = trainer(tmp_path, callback, model=model)
+    found.train_dataset = [{**row, "labels": torch.tensor([1.0, 1.0, 0.0])} for row in examples()]
+    found.train()
+    inputs = torch.stack([row["input_ids"] for row in examples(4)])
+    ensemble = callback.ensemble()
+    with torch.no_grad():
+        expected = sum(member(input_ids=inputs).logits.sigmoid() for member in ensemble.members) / 2
+    torch.testing.assert_close(ensemble(input_ids=inputs), expected)
+    assert callback.ensemble(activation=None).activation is None
+    with pytest.raises(ArgumentError, match=r"must average the softmax over the .*, got activation=<.* sigmoid"):
+        EnsembleModel(ensemble)
+
+
 def test_under_bf16_members_have_their_own_weights(tmp_path):
     """Accelerate replaces `forward` of the model; a copy must not call that of the original."""
     callback = SnapshotCallback(2, store=tmp_path / "run")

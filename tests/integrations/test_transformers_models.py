@@ -181,6 +181,22 @@ def test_a_model_with_an_encoder_and_a_decoder_is_rejected():
         EnsembleModel(ensemble_of([transformers.T5ForConditionalGeneration(config)]))
 
 
+def test_a_model_with_several_outputs_has_no_logits():
+    config = transformers.BertConfig(**{**BERT.to_dict(), "id2label": {0: "start", 1: "end"}})
+    model = EnsembleModel(ensemble_of([transformers.BertForQuestionAnswering(config).eval()]))
+    with pytest.raises(ArgumentError, match="return logits, got start_logits, end_logits: call the ensemble itself"):
+        model(input_ids=INPUTS)
+    assert model.ensemble(input_ids=INPUTS)["start_logits"].shape == (5, 6)
+
+
+def test_an_ensemble_model_is_neither_saved_nor_pushed(tmp_path):
+    model = EnsembleModel(ensemble_of([classifier(1)]))
+    for write in (model.save_pretrained, model.push_to_hub):
+        with pytest.raises(ArgumentError, match=r"must not be saved .*: use save_ensemble\(folder, ensemble\)"):
+            write(str(tmp_path / "e"))
+    assert list(tmp_path.iterdir()) == []
+
+
 # folders
 
 
@@ -326,6 +342,7 @@ def test_a_failed_save_leaves_nothing(tmp_path):
 def test_what_cannot_be_loaded_again_is_not_saved(tmp_path):
     two = adapted(1)
     two.add_adapter("other", peft.LoraConfig(task_type="SEQ_CLS", r=2))
+    prompts = peft.get_peft_model(classifier(1), peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3))
     native = classifier(1)
     native.add_adapter(peft.LoraConfig(task_type="SEQ_CLS", r=2))
     for wrong, words in (
@@ -339,6 +356,7 @@ def test_what_cannot_be_loaded_again_is_not_saved(tmp_path):
         (ensemble_of([nn.Linear(2, 2)]), "members of Transformers or PEFT, got Linear: see snapens.export"),
         (ensemble_of([two]), r"one adapter per member, .* got \['default', 'other'\]"),
         (ensemble_of([native]), r"made by peft.get_peft_model, got \['default'\] in a BertFor"),
+        (ensemble_of([prompts]), "must have adapters of weights, .* got PROMPT_TUNING: use the run folder and Ens"),
     ):
         with pytest.raises(ArgumentError, match=words):
             save_ensemble(tmp_path / "e", wrong)

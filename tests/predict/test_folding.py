@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from predict_reference import Residual, Shaped, Waiting, varied
+from predict_reference import Centred, Residual, Shaped, Waiting, varied
 from torch import nn
 
 from snapens.lab import nets
@@ -51,6 +51,11 @@ def test_a_table_network_is_folded():
 @pytest.mark.parametrize("build", [Shaped, Waiting])
 def test_a_network_that_cannot_be_traced_stays_as_it_is(build):
     network = varied(build())
+    assert folded(network, torch.randn(2, 3, 8, 8)) is network
+
+
+def test_a_network_that_does_not_run_in_float32_after_folding_stays_as_it_is():
+    network = varied(Centred())
     assert folded(network, torch.randn(2, 3, 8, 8)) is network
 
 

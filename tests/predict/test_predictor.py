@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from predict_reference import Residual, Shaped, Viewed, Waiting, ensemble_of, naive
+from predict_reference import Centred, Residual, Shaped, Viewed, Waiting, ensemble_of, naive
 from torch import nn
 
 from snapens import Ensemble
@@ -45,7 +45,7 @@ def assert_predicts(ensemble, x, found):
     assert found.members_used.tolist() == used.tolist()
 
 
-@pytest.mark.parametrize("build", [Residual, Shaped, Waiting, Viewed])
+@pytest.mark.parametrize("build", [Residual, Shaped, Waiting, Viewed, Centred])
 def test_the_prediction_is_that_of_the_ensemble(engine, build):
     ensemble = ensemble_of(build)
     found = Predictor(ensemble, X[:2], sizes=[16])(X)

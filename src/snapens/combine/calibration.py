@@ -15,6 +15,8 @@ Mask = NDArray[np.bool_]
 
 LIMIT = 10.0
 """Temperatures are searched from 1 / LIMIT to LIMIT: few or perfectly predicted examples have no finite optimum."""
+SPLITS = 5
+"""The default number of random divisions into two halves."""
 _TOLERANCE = 1e-7  # relative; Newton's method then has twice the digits
 _ITERATIONS = 100  # about 6 suffice, and 25 if the optimum is beyond the limit
 
@@ -37,35 +39,29 @@ def fit_temperature(outputs: Outputs, combination: Combination | None = None) ->
     return float(_temperatures(outputs, _weights(outputs, combination), everything)[0, 0])
 
 
+def worthwhile_temperature(outputs: Outputs, combination: Combination) -> float:
+    """The best temperature; 1 if temperatures of one half of the examples do not lower the NLL of the other half."""
+    weights, halves = _weights(outputs, combination), random_halves(len(outputs.labels), SPLITS, seed=0)
+    fitted, ones = _temperatures(outputs, weights, halves), np.ones((1, len(halves)))
+    better = _nll(outputs, weights, fitted, ~halves).mean() < _nll(outputs, weights, ones, ~halves).mean()
+    return fit_temperature(outputs, combination) if better else 1.0
+
+
 def calibrated_log_likelihood(
-    outputs: Outputs,
-    combination: Combination | None = None,
-    *,
-    held_out: Outputs | None = None,
-    splits: int = 5,
-    seed: int = 0,
+    outputs: Outputs, combination: Combination | None = None, *, splits: int = SPLITS, seed: int = 0
 ) -> float:
     """The mean log-likelihood of the labels, in nats, at the best temperature; higher is better.
 
-    The temperature and the exit threshold of the combination are not used. With `held_out`, the temperature is fitted
-    on these outputs. Otherwise it is fitted on one random half of `outputs` and applied to the other half, and the
-    result is the mean over both directions and `splits` random divisions (Ashukha et al., 2020, "Pitfalls of
-    in-domain uncertainty estimation"). So it is an evaluation, not a choice, and `outputs` may be the test part.
+    The temperature and the exit threshold of the combination are not used. A temperature is fitted on one random half
+    of `outputs` and applied to the other half, and the result is the mean over both directions and `splits` random
+    divisions (Ashukha et al., 2020, "Pitfalls of in-domain uncertainty estimation"). So it is an evaluation, not a
+    choice, and `outputs` may be the test part.
     """
-    weights = _weights(outputs, combination)
-    if held_out is not None:
-        fitted, everything = fit_temperature(held_out, combination), np.ones((1, len(outputs.labels)), bool)
-        return -float(_nll(outputs, weights, np.array([[fitted]]), everything)[0, 0])
-    return float(_by_halves(outputs, weights, splits, seed)[0])
+    return float(_by_halves(outputs, _weights(outputs, combination), splits, seed)[0])
 
 
 def deep_ensemble_equivalent(
-    outputs: Outputs,
-    networks: Sequence[Outputs],
-    combination: Combination | None = None,
-    *,
-    splits: int = 5,
-    seed: int = 0,
+    outputs: Outputs, networks: Sequence[Outputs], combination: Combination | None = None
 ) -> float:
     """How many independent networks have the same calibrated log-likelihood as a combination, interpolated.
 
@@ -86,25 +82,25 @@ def deep_ensemble_equivalent(
     count = len(networks)
     members = tuple((f"network {k}", 1) for k in range(count))
     pooled = Outputs(members, np.stack([other.log_probabilities[-1] for other in networks]), outputs.labels)
-    ours = calibrated_log_likelihood(outputs, combination, splits=splits, seed=seed)
+    ours = calibrated_log_likelihood(outputs, combination)
     below = -np.log(shape[-1])
     for size in range(1, count + 1):
         circle = [[(start + k) % count for k in range(size)] for start in range(count if size < count else 1)]
         groups = np.array([np.isin(np.arange(count), group) / size for group in circle])
-        value = float(_by_halves(pooled, groups, splits, seed).mean())
+        value = float(_by_halves(pooled, groups).mean())
         if value >= ours:
             return float(size - 1 + (max(ours - below, 0) / (value - below) if value > below + 1e-9 else 0))
         below = value
     return float("inf")
 
 
-def _by_halves(outputs: Outputs, weights: Floats, splits: int, seed: int) -> Floats:
+def _by_halves(outputs: Outputs, weights: Floats, splits: int = SPLITS, seed: int = 0) -> Floats:
     """(combinations,): the log-likelihood on halves, each at the temperature of the other half."""
     examples = len(outputs.labels)
     if examples < 2 or splits < 1:
         raise ArgumentError(
             f"outputs must have at least 2 examples and splits must be at least 1, got {examples} and {splits}: "
-            "pass held_out to fit the temperature on other examples"
+            "evaluate more examples"
         )
     halves = random_halves(examples, splits, seed)
     found: Floats = -_nll(outputs, weights, _temperatures(outputs, weights, halves), ~halves).mean(-1)

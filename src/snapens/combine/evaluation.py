@@ -50,7 +50,7 @@ class Evaluation:
         found = Prediction.of(outputs, combination)
         if combination is not None and combination.exit_threshold is not None:  # for the best temperature
             outputs, combination = _answers(outputs, combination), None
-        confident = max(1, round(0.8 * len(found.labels)))
+        confident = round(0.8 * len(found.labels))
         enough = len(found.labels) >= FEW_EXAMPLES
         classes = metrics.class_errors(found.wrong, found.labels, outputs.log_probabilities.shape[-1])
         return cls(

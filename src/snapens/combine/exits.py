@@ -1,7 +1,6 @@
 """The exit threshold: the confidence at which no further member needs to be evaluated."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..combination import Combination
 from ..errors import ArgumentError
@@ -34,12 +33,12 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     members, examples = answers.wrong.shape
     if members == 1:
         return None
-    confidence, saved, more_errors, changed = _as_the_threshold_falls(answers)
+    confidence, more_errors, changed = _as_the_threshold_falls(answers)
     below = np.append(confidence[1:], confidence[-1])
     possible = np.append(confidence[:-1] - below[:-1] > _EQUAL, True)  # examples of equal confidence exit together
     excess = more_errors - loss * examples - 1e-9
     measurable = np.maximum.accumulate(possible & (excess > np.sqrt(changed)))  # here or at a higher threshold
-    accepted = possible & (excess <= 0) & ~measurable & (saved > 0)
+    accepted = possible & (excess <= 0) & ~measurable
     if not accepted.any():
         return None
     lowest = int(np.flatnonzero(accepted)[-1])
@@ -47,8 +46,8 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     return min(float(middle), float(np.nextafter(1, 0)))
 
 
-def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole, Whole]:
-    """All confidences, highest first; for a threshold at each: members saved, additional errors, changed answers.
+def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:
+    """All confidences, highest first; for a threshold at each: additional errors, and changed answers.
 
     An answer is changed if only one of early exit and the full combination is right; the square root of their number
     is the standard error of the additional errors. The confidence of the newest k members moves the exit of an example
@@ -62,10 +61,8 @@ def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole, Who
     confidence = np.take_along_axis(answers.confidence, order, axis=0).ravel()
     falling = np.argsort(-confidence, kind="stable")
 
-    def running(change: NDArray[np.int64]) -> Whole:
+    def moved(values: Whole) -> Whole:
+        change = np.take_along_axis(values, after, axis=0) - np.take_along_axis(values, before, axis=0)
         return np.cumsum(change.ravel()[falling])
 
-    def moved(values: Whole) -> Whole:
-        return running(np.take_along_axis(values, after, axis=0) - np.take_along_axis(values, before, axis=0))
-
-    return confidence[falling], running(before - after), moved(difference), moved(np.abs(difference))
+    return confidence[falling], moved(difference), moved(np.abs(difference))

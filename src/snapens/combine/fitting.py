@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..combination import Combination
-from ..errors import ArgumentError
+from ..errors import ArgumentError, whole_number
 from ..metrics import Floats
 from ..outputs import Outputs
 from ..prediction import Prediction
-from .calibration import LIMIT, calibrated_nll, fit_temperature, is_limit, random_halves
+from .calibration import LIMIT, calibrated_nll, is_limit, random_halves, worthwhile_temperature
 from .exits import exit_threshold
 from .held_out import FEW_EXAMPLES, check_held_out
 from .members import last_members, without_early_members
@@ -41,7 +41,8 @@ def fit(
       selection with replacement, which also gives weights; "drop-early": all except early ones that raise the NLL.
     - `weights`: "equal" (those of "greedy" remain), or "simplex", the weights with the lowest NLL.
       Like "greedy", it compares predictions before the temperature.
-    - `temperature`: whether to fit the temperature by NLL.
+    - `temperature`: whether to fit the temperature by NLL. It stays 1 unless temperatures fitted on one half of the
+      examples lower the NLL of the other half.
     - `exit_loss`: early exit may raise the error on the held-out examples by this fraction; 0: not at all; None: all
       members are always evaluated.
 
@@ -174,7 +175,7 @@ def _stages(
     stages = [_Stage("mean", current)]
 
     def add(choice: str, combination: Combination) -> None:
-        fitted = fit_temperature(outputs, combination) if temperature else 1.0
+        fitted = worthwhile_temperature(outputs, combination) if temperature else 1.0
         stages.append(_Stage(choice, replace(combination, temperature=fitted)))
 
     if temperature:
@@ -195,11 +196,11 @@ def _stages(
 
 def _with_members(outputs: Outputs, true_class: Floats, members: Members, temperature: bool) -> Combination:
     runs = [run for run, _ in outputs.members]
-    if isinstance(members, Integral) and not isinstance(members, bool):  # also an integer of NumPy
+    if isinstance(members, Integral):  # also an integer of NumPy
         most = min(map(runs.count, runs))
         if not 1 <= members <= most:
             raise ArgumentError(f"members must be between 1 and {most} (those of a run), got {members}")
-        return Combination.last(members).among(outputs.members)
+        return Combination.last(whole_number("members", members, 1)).among(outputs.members)
 
     def nll(weights: Floats) -> Floats:
         if temperature:  # compared as they will be used: otherwise a poor member that lowers the confidence looks good

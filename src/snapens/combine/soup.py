@@ -123,9 +123,8 @@ class Soups:
         return self._soup(tuple(sorted(chosen)), barriers)
 
     def _soup(self, members: tuple[int, ...], barriers: dict[int, float]) -> Soup:
-        error = self.error(*members)
         self._set(members)
-        return Soup(deepcopy(self._model), members, error, barriers)
+        return Soup(deepcopy(self._model), members, self._held_out_error(), barriers)
 
     def _set(self, members: tuple[int, ...]) -> None:
         """Give the model a snapshot with its own statistics, or an average of several with estimated statistics."""

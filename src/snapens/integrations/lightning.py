@@ -161,6 +161,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         total_steps = self.ensembler.schedule.total_steps
         if self.ensembler.completed == total_steps != trainer.estimated_stepping_batches:
             trainer.should_stop = True  # otherwise the Trainer would continue
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they would prevent it
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """After the first epoch of manual optimization, compare the number of steps with the estimate."""

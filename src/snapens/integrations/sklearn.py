@@ -116,6 +116,8 @@ class _SnapshotEstimator(BaseEstimator):
                     optimizer.step()
                     optimizer.zero_grad()
                     ensembler.step()
+        if isinstance(activation, Affine):
+            activation = activation.to(device)
         last = int(self.cycles if self.last is None else self.last)
         self.ensemble_: Ensemble = ensembler.ensemble(activation=activation, preprocess=prepare, last=last)
         return self
@@ -205,6 +207,10 @@ class SnapshotClassifier(ClassifierMixin, _SnapshotEstimator):
         """The probabilities (rows, classes), in the order of `classes_`: the mean of the members' softmax."""
         return self._outputs(X)
 
+    def predict_log_proba(self, X: Any) -> Array:
+        """The logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
     def predict(self, X: Any) -> Array:
         """The most probable class of each row."""
         best = self.predict_proba(X).argmax(1)
@@ -233,7 +239,7 @@ class SnapshotRegressor(RegressorMixin, _SnapshotEstimator):
         x, targets, weights = _weighted(X, y.reshape(len(y), -1).astype(np.float64), sample_weight)
         scaler = StandardScaler().fit(targets, sample_weight=weights)
         data = x, scaler.transform(targets), weights
-        return self._fit(data, targets.shape[1], _squared_errors, Affine(scaler.scale_, scaler.mean_).to(self.device))
+        return self._fit(data, targets.shape[1], _squared_errors, Affine(scaler.scale_, scaler.mean_))
 
     def predict(self, X: Any) -> Array:
         """The predicted targets, of shape (rows,), or (rows, outputs) for several outputs."""

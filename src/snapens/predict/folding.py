@@ -35,13 +35,14 @@ def folded(network: nn.Module, example: Tensor, *, kernels: bool = False) -> nn.
         traced.delete_all_unused_submodules()
         traced.recompile()
         found = scores(traced(inputs.clone()))
+        scores(traced.float()(example.clone()))  # it may contain a dtype of the float64 copy as a constant
     except Exception:  # code of the user, which can raise anything: it runs as it is, without folding
         return network
     if not isinstance(found, Tensor) or not torch.allclose(
         found, expected, rtol=0, atol=_TOLERANCE * float(expected.abs().max())
     ):
         return network
-    return traced.float()
+    return traced
 
 
 def _remove_unused(traced: fx.GraphModule) -> None:
@@ -58,7 +59,7 @@ def _fold(traced: fx.GraphModule) -> None:
         layer: Any = called(traced, before)
         if type(norm) not in _NORMS or type(layer) not in _LAYERS:  # a subclass may compute something else
             continue
-        if not norm.training and norm.running_mean is not None and len(before.users) == 1 and once(traced, before):
+        if norm.running_mean is not None and len(before.users) == 1 and once(traced, before):
             layer.weight, layer.bias = fuse_conv_bn_weights(  # also right for linear layers
                 layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
             )

@@ -6,6 +6,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -16,7 +17,7 @@ from ...extras import package
 from ...kept import Keep
 from ...schedule import CyclicCosine, Schedule
 from ...snapshots import Snapshots
-from ...weights import tensors
+from ...weights import tensors, unwrap
 from ..trainer import begin
 
 TrainerCallback: Any = package("transformers", "hf").TrainerCallback
@@ -77,6 +78,9 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # its type is no
 
     def ensemble(self, **options: Any) -> Ensemble:
         """The ensemble of the snapshots so far; `options` are those of `Ensemble`."""
+        config = getattr(unwrap(self.ensembler.model), "config", None)
+        if getattr(config, "problem_type", None) == "multi_label_classification":
+            options.setdefault("activation", torch.sigmoid)
         return self.ensembler.ensemble(**options)
 
     def on_init_end(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any) -> None:

@@ -154,7 +154,7 @@ def _check(ensemble: Ensemble) -> None:
         )
     if ensemble.preprocess is not None:
         raise ArgumentError("ensemble must have no preprocess module, which would not be saved: remove it")
-    newest = ensemble.members[-1]
+    newest: Any = ensemble.members[-1]
     if not hasattr(newest, "save_pretrained") or not hasattr(newest, "config"):
         raise ArgumentError(
             f"ensemble must have members of Transformers or PEFT, got {type(newest).__name__}: see snapens.export"
@@ -164,6 +164,11 @@ def _check(ensemble: Ensemble) -> None:
         raise ArgumentError(
             f"ensemble must have one adapter per member, made by peft.get_peft_model, got {adapters} in a "
             f"{type(newest).__name__}: remove the others"
+        )
+    if adapters and newest.peft_config["default"].is_prompt_learning:
+        raise ArgumentError(
+            "ensemble must have adapters of weights, because PEFT cannot load prompts for training, got "
+            f"{newest.peft_config['default'].peft_type.value}: use the run folder and Ensemble.load"
         )
     if adapters and (changed := _changed_buffer(ensemble.members)) is not None:
         raise ArgumentError(

@@ -65,9 +65,22 @@ class EnsembleModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]  # 
         if self._causal:
             inputs["use_cache"] = False
         found = self.ensemble(*args, **inputs)
+        if not isinstance(found, Tensor):
+            raise ArgumentError(
+                f"ensemble must have members that return logits, got {', '.join(found)}: call the ensemble itself"
+            )
         if self.ensemble.output == "probabilities":
             found = logarithm(found)
         return CausalLMOutput(loss=None if labels is None else self._loss(found, labels), logits=found)
+
+    def save_pretrained(self, *_: Any, **__: Any) -> None:
+        """Raise an error, because no class could load the folder."""
+        raise ArgumentError(
+            "EnsembleModel must not be saved by save_pretrained() or push_to_hub(), because no class can load what "
+            "they write: use save_ensemble(folder, ensemble)"
+        )
+
+    push_to_hub = save_pretrained  # otherwise it creates a repository before it saves
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self._causal:  # the scores at a position are those of the next token
