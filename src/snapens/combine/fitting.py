@@ -165,7 +165,8 @@ def _stages(
 ) -> list[_Stage]:
     """The plain mean of all members, and the combination after each choice.
 
-    The temperature is fitted first, and again after each choice: choices are compared as they will be used. Without
+    The temperature is fitted first, and again for each choice of members or weights, which are compared as they will be
+    used. It is that of all members, also with early exit, because forward() and exports share it. Without
     `enough` examples, neither the temperature nor early exit is fitted.
     """
     temperature = temperature and enough
