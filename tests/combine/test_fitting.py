@@ -30,14 +30,21 @@ def with_bad_first(make_outputs, examples=300):
     return replace(outputs, log_probabilities=log_probabilities)
 
 
-def test_by_default_the_temperature_and_the_exit_threshold_of_all_members_are_fitted(make_outputs):
+def test_by_default_the_exit_threshold_and_the_temperature_of_predictions_with_early_exit_are_fitted(make_outputs):
     outputs = make_outputs(examples=300, scale=3.0)
     found = fit(outputs)
     assert (found.members, found.weights) == (outputs.members, ())
-    assert found.temperature == fit_temperature(outputs)
     assert found.exit_threshold == exit_threshold(outputs)
-    assert found.temperature > 1.5
     assert found.exit_threshold is not None
+    p = outputs.probabilities[::-1]
+    means = np.cumsum(p, 0) / np.arange(1, len(p) + 1)[:, None, None]  # of the newest 1, 2, … members
+    stops = (means.max(-1) >= found.exit_threshold).argmax(0) + (means.max(-1) < found.exit_threshold).all(0) * -1
+    answers = np.log(means[stops, np.arange(300)]).astype(np.float16)
+    expected = fit_temperature(replace(outputs, members=outputs.members[-1:], log_probabilities=answers[None]))
+    assert found.temperature == pytest.approx(expected, rel=1e-3)
+    assert found.temperature > 1.5
+    assert fit(outputs, exit_loss=None).temperature == fit_temperature(outputs)
+    assert abs(found.temperature - fit_temperature(outputs)) > 0.01
 
 
 def test_nothing_is_fitted_that_is_not_requested(make_outputs):
@@ -151,7 +158,7 @@ def test_nothing_fitted_has_no_gain(make_outputs):
         ({"members": True}, "members must be a whole number of at least 1, got True"),
         ({"members": [1]}, "got [1]"),
         ({"members": 5}, "members must be between 1 and 4"),
-        ({"members": 0}, "members must be between 1 and 4"),
+        ({"members": 0}, "members must be a whole number of at least 1, got 0"),
         ({"weights": "best"}, "weights must be 'equal' or 'simplex', got 'best'"),
         ({"exit_loss": -0.1}, "exit_loss must be at least 0 and less than 1 (a fraction), or None, got -0.1"),
     ],

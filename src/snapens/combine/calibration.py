@@ -39,7 +39,7 @@ def fit_temperature(outputs: Outputs, combination: Combination | None = None) ->
     return float(_temperatures(outputs, _weights(outputs, combination), everything)[0, 0])
 
 
-def worthwhile_temperature(outputs: Outputs, combination: Combination) -> float:
+def worthwhile_temperature(outputs: Outputs, combination: Combination | None = None) -> float:
     """The best temperature; 1 if temperatures of one half of the examples do not lower the NLL of the other half."""
     weights, halves = _weights(outputs, combination), random_halves(len(outputs.labels), SPLITS, seed=0)
     fitted, ones = _temperatures(outputs, weights, halves), np.ones((1, len(halves)))

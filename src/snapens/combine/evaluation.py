@@ -1,15 +1,16 @@
 """Evaluation: how good a combination is on labelled examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from .. import metrics
 from ..combination import Combination
 from ..outputs import Outputs
-from ..prediction import Prediction, predictions
+from ..prediction import Prediction
 from .calibration import calibrated_log_likelihood, deep_ensemble_equivalent
+from .exits import with_early_exit
 from .held_out import FEW_EXAMPLES
 
 
@@ -49,7 +50,7 @@ class Evaluation:
         """
         found = Prediction.of(outputs, combination)
         if combination is not None and combination.exit_threshold is not None:  # for the best temperature
-            outputs, combination = _answers(outputs, combination), None
+            outputs, combination = with_early_exit(outputs, combination), None
         confident = round(0.8 * len(found.labels))
         enough = len(found.labels) >= FEW_EXAMPLES
         classes = metrics.class_errors(found.wrong, found.labels, outputs.log_probabilities.shape[-1])
@@ -63,11 +64,3 @@ class Evaluation:
             equivalent=deep_ensemble_equivalent(outputs, networks, combination) if enough and networks else None,
             class_errors=tuple(None if np.isnan(error) else float(error) for error in classes),
         )
-
-
-def _answers(outputs: Outputs, combination: Combination) -> Outputs:
-    """The predictions of a combination with early exit, before the temperature, as the outputs of one member."""
-    means = [block.probabilities for block in predictions(outputs, replace(combination, temperature=1.0))]
-    with np.errstate(divide="ignore"):  # the logarithm of 0
-        scores = np.log(np.concatenate(means)).astype(np.float16)
-    return Outputs(outputs.members[-1:], scores[None], outputs.labels)

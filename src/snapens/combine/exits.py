@@ -1,11 +1,13 @@
 """The exit threshold: the confidence at which no further member needs to be evaluated."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..combination import Combination
 from ..errors import ArgumentError
 from ..outputs import Outputs
-from ..prediction import prefixes
+from ..prediction import predictions, prefixes
 from ..quality import Answers, Floats, Whole
 from .held_out import check_held_out
 
@@ -44,6 +46,14 @@ def exit_threshold(outputs: Outputs, combination: Combination | None = None, los
     lowest = int(np.flatnonzero(accepted)[-1])
     middle = (confidence[lowest] + below[lowest]) / 2  # between two confidences: rounding cannot change an exit
     return min(float(middle), float(np.nextafter(1, 0)))
+
+
+def with_early_exit(outputs: Outputs, combination: Combination) -> Outputs:
+    """The predictions of a combination with early exit, before the temperature, as the outputs of one member."""
+    means = [block.probabilities for block in predictions(outputs, replace(combination, temperature=1.0))]
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        scores = np.log(np.concatenate(means)).astype(np.float16)
+    return Outputs(outputs.members[-1:], scores[None], outputs.labels, outputs.part)
 
 
 def _as_the_threshold_falls(answers: Answers) -> tuple[Floats, Whole, Whole]:

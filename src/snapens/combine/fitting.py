@@ -16,7 +16,7 @@ from ..metrics import Floats
 from ..outputs import Outputs
 from ..prediction import Prediction
 from .calibration import LIMIT, calibrated_nll, is_limit, random_halves, worthwhile_temperature
-from .exits import exit_threshold
+from .exits import exit_threshold, with_early_exit
 from .held_out import FEW_EXAMPLES, check_held_out
 from .members import last_members, without_early_members
 from .weights import greedy_weights, mixture_nll, simplex_weights, true_class_probabilities
@@ -165,9 +165,8 @@ def _stages(
 ) -> list[_Stage]:
     """The plain mean of all members, and the combination after each choice.
 
-    The temperature is fitted first, and again for each choice of members or weights, which are compared as they will be
-    used. It is that of all members, also with early exit, because forward() and exports share it. Without
-    `enough` examples, neither the temperature nor early exit is fitted.
+    The temperature is fitted first, and again after each choice; after that of early exit, it is fitted to predictions
+    with early exit. Without `enough` examples, neither the temperature nor early exit is fitted.
     """
     temperature = temperature and enough
     if weights not in ("equal", "simplex"):
@@ -189,22 +188,24 @@ def _stages(
         add("weights", _weighted(current.members, simplex_weights(true_class[kept])))
     if exit_loss is not None:
         current = stages[-1].combination
-        found = exit_threshold(outputs, current, exit_loss)  # rejects an invalid exit_loss
+        exits = replace(current, exit_threshold=exit_threshold(outputs, current, exit_loss))  # rejects an invalid loss
+        if temperature and exits.exit_threshold is not None:
+            exits = replace(exits, temperature=worthwhile_temperature(with_early_exit(outputs, exits)))
         if enough:
-            stages.append(_Stage("exit_threshold", replace(current, exit_threshold=found)))
+            stages.append(_Stage("exit_threshold", exits))
     return stages
 
 
 def _with_members(outputs: Outputs, true_class: Floats, members: Members, temperature: bool) -> Combination:
     runs = [run for run, _ in outputs.members]
     if isinstance(members, Integral):  # also an integer of NumPy
-        most = min(map(runs.count, runs))
-        if not 1 <= members <= most:
+        last, most = whole_number("members", members, 1), min(map(runs.count, runs))
+        if last > most:
             raise ArgumentError(f"members must be between 1 and {most} (those of a run), got {members}")
-        return Combination.last(whole_number("members", members, 1)).among(outputs.members)
+        return Combination.last(last).among(outputs.members)
 
     def nll(weights: Floats) -> Floats:
-        if temperature:  # compared as they will be used: otherwise a poor member that lowers the confidence looks good
+        if temperature:  # at their best temperatures: otherwise a poor member that lowers the confidence looks good
             return calibrated_nll(outputs, weights)
         return np.array([mixture_nll(true_class, row) for row in weights])
 
