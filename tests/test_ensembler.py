@@ -126,7 +126,7 @@ def test_trained_parameters_that_no_snapshot_stores_are_named_in_a_warning(caplo
     SnapshotEnsembler(net, optimizer, SCHEDULE, keep=lambda: {"0.bias": net[0].bias, "0.weight": net[0].weight})
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     names = "1.bias, 1.weight, a parameter that is not in state_dict()"
-    assert warning.startswith(f"no snapshot stores {names}, which the optimizer trains, so all members would use the")
+    assert warning.startswith(f"no snapshot stores {names}, which the optimizer trains, so they are not part of the")
 
 
 @pytest.mark.parametrize("case", ["all held", "the others are frozen", "the others are not stored"])

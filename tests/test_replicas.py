@@ -129,6 +129,10 @@ def function_in_a_function(model):
     model.twice = lambda x: inner(x)
 
 
+def nested_function_of_a_script(model):
+    exec("model.twice = lambda x: [model.a(one) for one in (lambda: [x])()][0]", {"model": model})
+
+
 def weak_reference(model):
     model.b.parent = weakref.ref(model)
 
@@ -157,6 +161,7 @@ def decorated_hook(model):
         (partial_of_a_function, "'twice'"),
         (function_with_a_parameter, "'twice'"),
         (function_in_a_function, "'twice'"),
+        (nested_function_of_a_script, "'twice'"),
         (weak_reference, "'b.parent'"),
     ],
 )
@@ -164,7 +169,9 @@ def test_a_model_whose_copies_would_use_the_live_weights_is_rejected(change, nam
     store, networks = trained(Encoder)
     model = Encoder()
     change(model)
-    with pytest.raises(ArgumentError, match=f"model must have only functions .*, got {name}, .*: use model.compile()"):
+    with pytest.raises(
+        ArgumentError, match=f"model must have no attribute or hook that refers to .*, got {name}, .*: use mode"
+    ):
         Ensemble(store, model)
     with pytest.raises(ArgumentError, match="pass another instance of the architecture"):
         Soups(model, store, held_out=[])
@@ -213,6 +220,28 @@ def test_tensors_that_forward_computed_are_copied_with_the_model():
     model.view = model.a.weight_v[0]  # it would still be the live weight
     with pytest.raises(ArgumentError, match=r"model must support copy.deepcopy, got Only Tensors created explicitly"):
         Ensemble(store, model)
+
+
+def test_a_frozen_base_of_wrapped_tensors_is_copied():
+    """As of quantised models: such a tensor has no memory of its own."""
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            weight = torch.arange(16.0).view(4, 4)
+            self.base = nn.Parameter(two_tensor(weight, weight), requires_grad=False)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            self.seen = self.head(x @ self.base.a)
+            return self.seen
+
+    model, store = Keeps(), Snapshots()
+    store.commit(1, {name: value.detach().clone() for name, value in model.head.named_parameters("head")})
+    model(X).sum().backward()  # leaves a tensor with a gradient function
+    ensemble = Ensemble(store, model, strict=False)
+    torch.testing.assert_close(ensemble(X), model(X).softmax(-1).detach())
 
 
 def test_resident_members_share_what_their_snapshots_share():

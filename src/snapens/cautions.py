@@ -61,8 +61,8 @@ def unstored(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) ->
     trained = {names.get(one, "a parameter that is not in state_dict()") for one in held}
     if lost := sorted(trained - set(stored)):
         log.warning(
-            "no snapshot stores %s, which the optimizer trains, so all members would use the same values. Return them "
-            "from keep, or register their modules, such as in nn.ModuleList (parameters of the loss need neither)",
+            "no snapshot stores %s, which the optimizer trains, so they are not part of the members. Return them from "
+            "keep, or register their modules, such as in nn.ModuleList (parameters of the loss need neither)",
             shortened(lost, 3),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from types import CellType
+from types import CellType, CodeType
 from typing import Any
 
 import torch
@@ -44,9 +44,9 @@ def copied(model: nn.Module, device: torch.device | str | None = None, strict: b
         ) from error
     if shared := list(_live_functions(unwrap(model), copy)):
         raise ArgumentError(
-            f"model must have only functions that a copy can use with its own weights, got {shared[0]!r}, which "
-            "refers to the model, perhaps because it was compiled in place: use model.compile(), use methods instead "
-            "of functions inside __init__, or pass another instance of the architecture"
+            f"model must have no attribute or hook that refers to the model itself, which a copy would use, got "
+            f"{shared[0]!r}, perhaps because it was compiled in place: use model.compile(), use methods instead of "
+            "functions inside __init__, or pass another instance of the architecture"
         )
     return copy.to(device).eval()
 
@@ -65,10 +65,11 @@ def check_device(device: torch.device | str) -> None:
 
 def _computed(model: nn.Module, live: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """Detached copies of the tensors that forward() left in attributes, which `deepcopy` rejects."""
-    places = {tensor.untyped_storage().data_ptr() for tensor in live.values()}  # a view of a weight stays rejected
-    found = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    values = (value for module in model.modules() for value in vars(module).values())
+    found = [value for value in values if isinstance(value, Tensor) and value.grad_fn]
+    places = {tensor.untyped_storage()._cdata for tensor in live.values()}  # a view of a weight stays rejected
     return {
-        id(one): one.detach().clone() for one in found if one.grad_fn and one.untyped_storage().data_ptr() not in places
+        id(one): one.detach().clone() for one in found if one.is_sparse or one.untyped_storage()._cdata not in places
     }
 
 
@@ -78,22 +79,23 @@ def _live_functions(model: nn.Module, copy: nn.Module) -> Iterator[str]:
     References that a function reaches only through other objects are not found.
     """
     live = {id(found) for found in (*model.modules(), *model.parameters(), *model.buffers())}
+    seen: dict[int, Any] = {}
     for path, module in copy.named_modules():
         for name, value in vars(module).items():
             called = not name.endswith("_hooks") or name in _CALLED_IN_FORWARD
-            if called and any(id(found) in live for found in _reached(value)):
+            if called and any(id(found) in live for found in _reached(value, seen)):
                 yield f"{path}.{name}".lstrip(".")
 
 
-def _reached(value: Any) -> Iterator[Any]:
-    """A value and what it names: the items of containers, and what functions have bound, enclose or use as globals."""
-    seen, left = {}, [value]
+def _reached(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """A value and what it names, except what was seen: the items of containers, and what functions bind or enclose."""
+    left = [value]
     while left:
         if id(one := left.pop()) in seen:
             continue
         seen[id(one)] = one
         yield one
-        if isinstance(one, Mapping):
+        if isinstance(one, dict):
             left += one.values()
         elif isinstance(one, (list, tuple, set)):
             left += one
@@ -104,9 +106,17 @@ def _reached(value: Any) -> Iterator[Any]:
         elif inspect.ismethod(one):
             left += [one.__self__, one.__func__]
         elif inspect.isfunction(one):
-            names = {used.argval for used in dis.get_instructions(one) if used.opname == "LOAD_GLOBAL"}
+            names = set(_global_names(one.__code__))
             left += [one.__globals__[name] for name in names & one.__globals__.keys()]
             left += [one.__defaults__, one.__kwdefaults__, vars(one), *map(_content, one.__closure__ or ())]
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """The globals that a function uses, also in functions inside it."""
+    yield from (used.argval for used in dis.get_instructions(code) if used.opname == "LOAD_GLOBAL")
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _global_names(inner)
 
 
 def _content(cell: CellType) -> Any:

@@ -60,7 +60,7 @@ def check_real(named: Mapping[str, Tensor]) -> None:
             stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         ):
             raise ArgumentError(
-                f"model must have dense tensors with a place for each value, got {name!r}, which is sparse or "
+                f"model must have dense tensors whose values do not share memory, got {name!r}, which is sparse or "
                 "expanded: use to_dense() or contiguous(), or register the buffer with persistent=False"
             )
 
