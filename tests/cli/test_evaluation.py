@@ -327,6 +327,22 @@ def test_missing_outputs_are_named_with_a_line_that_saves_them(folder, capsys):
     assert "only of own, test: choose own, or save them" in error("combine")
 
 
+def test_a_combination_of_an_unfinished_run_is_said_to_be_one(tmp_path, capsys):
+    run = Run(tmp_path / "run")
+    run.path.mkdir()
+    run.begin(Settings(dataset="glyphs", cycles=5).recipe(), {"classes": ["a", "b", "c"]})
+    stored(run.path, (4, 8, 12))
+    outputs(run.path, 1)
+    assert main(["combine", str(run.path)]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"{run.path} is not finished: 3 of 5 snapshots exist\ncombine again when the run is finished"
+    )
+    outputs(run.path, 1, part="test")
+    assert main(["evaluate", str(run.path)]) == 0
+    assert capsys.readouterr().err == f"{run.path} is not finished: 3 of 5 snapshots exist\n"
+
+
 def test_a_run_of_the_lab_can_be_trained_again_with_held_out_examples(tmp_path, capsys):
     run = Run(tmp_path / "run")
     run.path.mkdir()

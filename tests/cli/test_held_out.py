@@ -87,6 +87,13 @@ def test_a_val_folder_beside_test_is_held_out_instead(folder, capsys):
     assert Run("run").outputs("held_out").labels.shape == (6,)
 
 
+def test_enough_images_in_a_val_folder_are_said_to_be_for_a_combination(folder, capsys):
+    for part, count in (("train", 10), ("test", 2), ("val", 50)):
+        images(folder / "own" / part, count)
+    assert train(dataset="folder", data="own") == 0
+    assert "holding out the 100 examples in val/, so that a combination" in capsys.readouterr().err
+
+
 def test_a_val_folder_alone_is_the_test_set_and_a_tenth_is_held_out(folder, capsys):
     for part, count in (("train", 10), ("val", 3)):
         images(folder / "own" / part, count)

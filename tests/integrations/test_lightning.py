@@ -334,4 +334,6 @@ def test_the_training_stops_after_the_last_step_of_the_schedule(options, caplog)
     run = trainer(callback, **options)
     run.fit(Lit(), loader())
     assert (run.global_step, callback.ensembler.snapshots.steps) == (6, (3, 6))
+    restored = {"min_epochs": run.fit_loop.min_epochs, "min_steps": run.fit_loop.epoch_loop.min_steps}
+    assert all(restored[name] == least for name, least in options.items() if name in restored)  # for another fit()
     assert warnings(caplog) == []

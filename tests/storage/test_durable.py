@@ -32,7 +32,7 @@ def test_two_writers_of_one_name_never_publish_a_mixture(tmp_path):
         (errno.EIO, "free disk space, or choose another folder, then try again"),
         (errno.EACCES, "check the permissions, or choose another folder, then try again"),
         (errno.EROFS, "check the permissions, or choose another folder, then try again"),
-        (errno.ENOSYS, "this file system has no locks; choose a folder on another one, such as a local disk"),
+        (errno.ENOSYS, "this file system may have no locks; choose a folder on a local disk"),
     ],
 )
 def test_the_remedy_depends_on_the_reason(number, remedy):

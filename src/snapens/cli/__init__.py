@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path or a sign that the encoding lacks is no failure
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character that the encoding lacks is no failure
     try:
         return _status(arguments) if processes.is_first() else _silent(arguments)
     except ProcessError as error:  # only the process itself knows it

@@ -52,6 +52,7 @@ class Combine:
     def __call__(self) -> int:
         """Print the gain of each choice, and store the combination."""
         from .. import combine
+        from ..lab.records.run import Run
 
         if self.like is not None:
             return self._transfer(self.like)
@@ -67,6 +68,8 @@ class Combine:
         }
         combination, gains = combine.fit(outputs, **options), combine.gains(outputs, **options)
         combination.save(self.run)
+        if (run := Run(self.run)).exists and not run.finished:
+            say("combine again when the run is finished: its other snapshots are not in this combination")
         if self.format == "json":
             sys.stdout.write(_gains_as_json(self.run, outputs, combination, gains) + "\n")
             return 0
@@ -122,6 +125,7 @@ def combination_of(run: "Run", last: int | None) -> "Combination | None":
     from ..storage import durable
 
     path = run.path / "combination.json"
+    note_unfinished(run)
     if last is not None:
         if durable.exists(path):
             say(f"{path} is not used, because --last {last} was given")
@@ -129,6 +133,12 @@ def combination_of(run: "Run", last: int | None) -> "Combination | None":
     if (found := Combination.find(run.path)) is not None:
         say(f"using {path}: {in_words(found, len(run.snapshots.steps))}")
     return found
+
+
+def note_unfinished(run: "Run") -> None:
+    """Print how many snapshots of an unfinished run of the lab exist."""
+    if run.exists and 0 < (found := len(run.snapshots.steps)) < (cycles := run.recipe.method.cycles):
+        say(f"{run.path} is not finished: {found} of {cycles} snapshots exist")
 
 
 def outputs_of(path: Path, part: str, unsuitable: str | None = None) -> "Outputs":
@@ -139,6 +149,7 @@ def outputs_of(path: Path, part: str, unsuitable: str | None = None) -> "Outputs
     run = Run(path)
     run.require_snapshot()
     if run.has_outputs(part):
+        note_unfinished(run)
         return run.outputs(part)
     others = [name for name in parts.names(path) if name != unsuitable]
     train = "train again with --held-out N and another --out" if part == "held_out" and run.exists else None

@@ -20,21 +20,19 @@ if TYPE_CHECKING:
 # data set -> the folder in --data that is read if it exists, else --data itself
 _IMAGE_FOLDERS = {"folder": ".", "imagenet": "imagenet", "tinyimagenet": "tiny-imagenet-200"}
 
+Check = Callable[[str, "Data"], object]
 Jobs = Sequence[tuple[Recipe, Path]]
 """Recipes, and the folders of their runs."""
 
 
 class Loader:
-    """Reads data sets, each once, and checks them; with `keep`, they stay in memory for further packs."""
+    """Reads data sets, each once; with `keep`, they stay in memory for further packs.
 
-    def __init__(
-        self,
-        options: "TrainingOptions",
-        *,
-        keep: bool = False,
-        check: Callable[[str, "Data"], object] = lambda name, data: None,
-    ) -> None:
-        self._options, self._keep, self._check_data = options, keep, check
+    `check` rejects a data set by its name and content.
+    """
+
+    def __init__(self, options: "TrainingOptions", *, keep: bool = False, check: "Check | None" = None) -> None:
+        self._options, self._keep, self._rejects = options, keep, check
         self._unused: dict[str, Data] = {}
 
     def __call__(self, recipe: Recipe) -> "Data":
@@ -66,7 +64,7 @@ class Loader:
         data = self._unused[name] = self(recipe)
         count, examples = tenth(data.train.labels, seed), len(data.train)
         purpose = "so that a combination can be chosen on them"
-        if count < FEW_EXAMPLES:
+        if (count if data.held_out is None else len(data.held_out)) < FEW_EXAMPLES:
             purpose = f"too few for a temperature and early exit, which need {FEW_EXAMPLES}"
         if data.held_out is not None:
             say(f"holding out the {len(data.held_out):,} examples in val/, {purpose}")
@@ -97,7 +95,8 @@ class Loader:
         with Download(name) as progress:
             root = data_root(self._options.data)
             found = data.load(name, root, download=self._options.download, progress=progress)
-        self._check_data(name, found)
+        if self._rejects is not None:
+            self._rejects(name, found)
         return found
 
 

@@ -33,7 +33,7 @@ def show(table: Table, *, wrapped: bool = False) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     needed = Console(width=100_000, markup=False, emoji=False).measure(table)
     console.width = max(console.width, needed.minimum if wrapped else needed.maximum)
-    with console.capture() as text:  # rich would turn a reader that has ended into an exit with status 1
+    with console.capture() as text:  # rich would exit with status 1 if the pipe is closed
         console.print(table)
     sys.stdout.write(text.get())
 

@@ -18,6 +18,7 @@ from .messages import say
 from .options import Flag, Place, PlanOptions, Runs, TrainingOptions, arg
 
 if TYPE_CHECKING:
+    from ..lab.data.protocol import Data
     from ..lab.paper.ledger import Entries
 
 LEDGER = Path("results")
@@ -63,7 +64,6 @@ class PaperRun:
     def __call__(self) -> int:
         """Train the runs, then print the cells."""
         from . import tables
-        from .loader import Loader
         from .plan import train_plan
 
         if not self.cells:
@@ -72,12 +72,7 @@ class PaperRun:
             raise ArgumentError("seed must have at least one value, got none: add one, or remove --seed")
         cells = [paper.find(name) for name in self.cells]
         jobs = [(recipe, self.out / paper.run_name(recipe)) for recipe in paper.runs(cells, *self.seed)]
-        load = Loader(
-            self.training,
-            keep=True,
-            check=lambda name, data: paper.require_whole(name, *map(len, (data.train, data.test))),
-        )
-        status = train_plan(jobs, self.training, self.plan, load, curves=not self.no_curves)
+        status = train_plan(jobs, self.training, self.plan, curves=not self.no_curves, check_data=_require_whole)
         processes.end_others(status)
         tables.cells(cells, self._measured)
         return status
@@ -191,6 +186,11 @@ class PaperFigure:
             choices = " or ".join(f"--network {name}" for name in known)
             say(f"nothing is measured for {network}, which figure {self.name} shows: use {choices}")
         return 0
+
+
+def _require_whole(dataset: str, data: "Data") -> None:
+    """Reject a data set from which images are missing."""
+    paper.require_whole(dataset, len(data.train), len(data.test))
 
 
 def _require_here(folder: Path) -> None:

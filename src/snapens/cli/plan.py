@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArgumentError, ProcessError, SnapensError, StoreError, shortened
 from . import processes
 from .interrupt import Interrupt
-from .loader import Jobs, Loader, data_root, import_from_here, require_outside_images
+from .loader import Check, Jobs, Loader, data_root, import_from_here, require_outside_images
 from .messages import Failures, counted, say
 from .options import PlanOptions, TrainingOptions
 from .training import AGAIN, train, unfinished
@@ -21,7 +21,13 @@ _LARGEST_PACK = {"cuda": 8, "cpu": 1}
 
 
 def train_plan(
-    jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load: Loader | None = None, *, curves: bool = False
+    jobs: Jobs,
+    options: TrainingOptions,
+    plan: PlanOptions,
+    load: Loader | None = None,
+    *,
+    curves: bool = False,
+    check_data: Check | None = None,
 ) -> int:
     """Train the runs of a plan that are not finished; return the exit status, as `train` does.
 
@@ -35,10 +41,10 @@ def train_plan(
     left = unfinished(jobs, curves)
     if not left:
         return 0
-    options, load = replace(options, resume=True), load or Loader(options, keep=True)
+    options, load = replace(options, resume=True), load or Loader(options, keep=True, check=check_data)
     with Failures() as failures:
         if plan.ray is not None:
-            return _train_on_ray(left, options, plan, load, curves, failures)
+            return _train_on_ray(left, options, plan, load, curves, failures, check_data)
         return _train_here(packs_here(left, options, plan), options, load, curves, failures)
 
 
@@ -100,7 +106,13 @@ def _train_here(packs: Sequence[Jobs], options: TrainingOptions, load: Loader, c
 
 
 def _train_on_ray(
-    jobs: Jobs, options: TrainingOptions, plan: PlanOptions, load: Loader, curves: bool, failures: Failures
+    jobs: Jobs,
+    options: TrainingOptions,
+    plan: PlanOptions,
+    load: Loader,
+    curves: bool,
+    failures: Failures,
+    check_data: Check | None,
 ) -> int:
     from ..lab.engine import cluster
 
@@ -112,7 +124,7 @@ def _train_on_ray(
     with cluster.connect(plan.ray[0] if plan.ray else None) as connected:
         try:
             with (interrupt := Interrupt()):
-                return _follow(connected, jobs, options, plan, curves, failures, interrupt)
+                return _follow(connected, jobs, options, plan, curves, failures, interrupt, check_data)
         except KeyboardInterrupt:
             say(f"snapens: interrupted; {AGAIN} continues the training")
             return 128 + interrupt.number
@@ -126,6 +138,7 @@ def _follow(
     curves: bool,
     failures: Failures,
     interrupt: Interrupt,
+    check_data: Check | None,
 ) -> int:
     """Train with Ray, and show the progress that is written to the run folders."""
     from ..lab.engine import pack
@@ -139,7 +152,7 @@ def _follow(
     packs = pack.packs(jobs, _largest(plan, device), tasks)
     root, here = data_root(options.data), Path.cwd()
     data = None if root is None else root.expanduser().resolve()
-    work = Work(device, threads, data, here if str(here) in sys.path else None, curves)
+    work = Work(device, threads, data, here if str(here) in sys.path else None, curves, check_data)
     say(
         f"training {counted(jobs, 'run')} in {counted(packs, 'pack')}; Ray can train {counted(range(tasks), 'pack')} "
         f"at a time, each on a {device.upper()}"

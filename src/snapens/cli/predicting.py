@@ -81,9 +81,6 @@ class _Predictor:
         self._ensemble: Ensemble = run.ensemble(combination=combination, device=self._device, import_network=True)
         self._classes, self._preprocessing = run.data["classes"], run.preprocessing
         self._size_noted = getattr(run.preprocessing, "crop", 1.0) < 1  # photos are always cropped
-        cycles, members = run.recipe.method.cycles, len(run.snapshots.steps)
-        if members < cycles:
-            say(f"{run.path} is not finished: {members} of {cycles} snapshots exist")
 
     def __call__(self, chunk: "Chunk") -> Iterator[Row]:
         """A row per example that was predicted, then one per example that cannot be used."""

@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
-from ..lab.recipe.presets import PRESETS, without_pretrained
+from ..lab.recipe.presets import PRESETS
 from ..lab.recipe.value import look_up
 from .messages import say
 
@@ -34,9 +34,10 @@ def with_flags_of_preset(arguments: Sequence[str]) -> list[str]:
 
 def values_of_preset(preset: str, given: Collection[str]) -> dict[str, Any]:
     """The settings of a preset that differ from their defaults; `given` are the names of those that the user sets."""
-    settings = look_up("preset", preset, PRESETS)()
-    if "network" in given and "pretrained" not in given:
-        settings = without_pretrained(settings)
+    make = look_up("preset", preset, PRESETS)
+    settings = make()
+    if settings.pretrained and "network" in given and "pretrained" not in given:  # its weights are not for this network
+        settings = make(pretrained=False)
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {field.name: values[field.name] for field in fields(settings) if values[field.name] != field.default}
 

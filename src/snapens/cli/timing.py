@@ -109,7 +109,10 @@ class BenchPredict:
                 "remove them, or --run"
             )
         if self.threshold is not None and self.data is None:
-            raise ArgumentError("threshold needs examples that are decided early: add --data DIR")
+            raise ArgumentError(
+                f"threshold must be given together with data, because random inputs do not exit early, got "
+                f"{self.threshold}: add --data DIR"
+            )
         require_at_least(1, members=self.members, batches=min(self.batches, default=0))
         require_at_least(0, seconds=self.seconds)
         self._measure()

@@ -1,6 +1,5 @@
 """Training from the command line: messages, progress, Ctrl-C."""
 
-import ctypes
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 AGAIN = "the same command with --resume"
 _LARGE_SHARE = 0.01  # of initial weights in an average
 _LONG_SECONDS = 3600.0
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, in malloc.h
 _LARGE_STEP_SECONDS = 0.5  # below this, the extra cost of the first step dominates the trial step
 
 
@@ -101,14 +99,14 @@ def _prepared(
 ) -> "list[Training]":
     """The runs that are left to train, ready for their next step."""
     from ..lab.engine import pack
-    from ..lab.engine.device import chosen_device
+    from ..lab.engine.device import chosen_device, keep_freed_memory
 
     world = processes.world()
     device = world.agree(lambda: chosen_device(options.device))
     require_outside_images(jobs, data_root(options.data))
     _set_threads(options.threads)
     if device.type == "cpu":
-        _keep_freed_memory()
+        keep_freed_memory()
     import_from_here(recipe.network.name for recipe, _ in jobs)
     left = unfinished(jobs, curves) if options.resume else jobs
     if not left:
@@ -149,6 +147,9 @@ def with_report(paths: Sequence[Path], show: Callable[[], object]) -> None:
         line = f"report: {write([Run(path) for path in paths], paths[0] / 'report.html')}"
     except SnapensError as error:
         line = f"no report: {error}"
+    except BaseException:
+        show()
+        raise
     show()
     sys.stdout.write(f"{line}\n")
 
@@ -161,16 +162,6 @@ def _set_threads(threads: int | None) -> None:
     if threads < 1:
         raise ArgumentError(f"threads must be at least 1, got {threads}")
     torch.set_num_threads(threads)
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next step, instead of returning it to the kernel.
-
-    With images of 224 x 224 pixels, returning it took half of the CPU time of a step (glibc 2.36, a virtual machine).
-    """
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        library.mallopt(_MMAP_THRESHOLD, 1 << 30)
-        library.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _announce(runs: int, device: str, processes: int) -> None:

@@ -87,6 +87,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         self._begun = self._batches = 0  # the first step of this fit(), and its batches so far
         self._estimated = self._stored = False
         self._versions: list[int] = []  # of the tensors of a new snapshot
+        self._least: tuple[Any, Any] | None = None  # min_epochs and min_steps of the Trainer, while they are not used
 
     @property
     def state_key(self) -> str:
@@ -161,6 +162,7 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
         total_steps = self.ensembler.schedule.total_steps
         if self.ensembler.completed == total_steps != trainer.estimated_stepping_batches:
             trainer.should_stop = True  # otherwise the Trainer would continue
+            self._least = trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they would prevent it
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
@@ -239,6 +241,9 @@ class SnapshotCallback(*_callback_classes()):  # type: ignore[misc]
             return
         self._steps.close()
         self._steps = None
+        if self._least is not None:
+            trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = self._least
+            self._least = None
         done, schedule = self.ensembler.completed, self.ensembler.schedule
         missing = missing_cycles(schedule, done)
         if missing and trainer.is_global_zero:

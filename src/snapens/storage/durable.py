@@ -26,8 +26,10 @@ _REMEDIES = {
     "check the permissions, or choose another folder, then try again": (errno.EACCES, errno.EPERM, errno.EROFS),
     "a file is where a folder must be; choose another path": (errno.EEXIST, errno.ENOTDIR),
     "a folder is where the file must be; choose another path": (errno.EISDIR,),
-    "this file system has no locks; choose a folder on another one, such as a local disk": (
-        *(errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK),
+    "this file system may have no locks; choose a folder on a local disk": (
+        errno.ENOSYS,
+        errno.EOPNOTSUPP,
+        errno.ENOLCK,
     ),
 }
 _TEMPORARY = re.compile(r"(\.[0-9a-f]{12})?\.part$")  # names of format 1 have no digits

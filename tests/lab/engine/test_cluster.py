@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from snapens.errors import ArgumentError, SnapensError
+from snapens.errors import ArgumentError, DataError, SnapensError
 from snapens.lab import data
 from snapens.lab.engine import cluster as cluster_module
 from snapens.lab.engine.cluster import Cluster, Work, connect, train_pack
@@ -203,8 +203,17 @@ def test_a_task_trains_its_pack_measures_curves_and_names_what_failed(tmp_path, 
 
 def test_a_pack_that_cannot_be_prepared_fails_with_all_its_runs(tmp_path, worker):
     jobs = [(tiny.recipe(batch=batch), tmp_path / str(batch)) for batch in (8, 41)]
-    reason = "batch must be at most the 40 training examples, got 41"
+    reason = "batch must be at most the 40 training examples, got 41: use a smaller batch, or hold out fewer examples"
     assert train_pack(jobs, Work("cpu")) == {tmp_path / "8": reason, tmp_path / "41": reason}
+
+
+def reject(name, data):
+    raise DataError(f"{name} has {len(data.train)} images")
+
+
+def test_a_task_checks_its_data(tmp_path, worker):
+    found = train_pack([(tiny.recipe(), tmp_path / "run")], Work("cpu", check=reject))
+    assert found == {tmp_path / "run": "tiny has 40 images"}
 
 
 def test_a_cancelled_task_saves_its_states_and_the_next_one_continues(tmp_path, worker, monkeypatch):

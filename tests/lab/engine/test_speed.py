@@ -170,7 +170,7 @@ def test_a_network_by_its_name_gets_random_weights(tmp_path, capsys, monkeypatch
         (["predict", "--run", "r", "--members", "2"], "networks and members must not be given together with a run"),
         (
             ["predict", "--run", "r", "--threshold", "0.5"],
-            "threshold needs examples that are decided early: add --data",
+            "threshold must be given together with data, because",
         ),
         (["train", "--pack", "0"], "pack must be at least 1, got 0"),
         (["train", "--batch", "-1"], "batch must be at least 1, got -1"),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from ...errors import ArgumentError
 from ..recipe.batch import Batch
 from ..recipe.sharpness import SAM
-from .twin import ROUNDED
 
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _LEAST_NORM = 1e-12  # of a gradient; a smaller one moves the weights less
 
 
@@ -19,7 +19,7 @@ class Ascent:
 
     def __init__(self, network: nn.Module, sharpness: SAM) -> None:
         self._parameters, self._sharpness = list(network.parameters()), sharpness
-        self._moved = self._parameters if sharpness.moves == "all" else list(_of_norms(network))
+        self._moved = self._parameters if sharpness.moves == "all" else _of_norms(network)
         if not self._moved:
             raise ArgumentError("sam_moves must be 'all' for a network without normalisation layers, got 'norms'")
         self._weights, self._buffers = _Kept(self._moved), _Kept(network.buffers())
@@ -48,10 +48,9 @@ class Ascent:
             self._weights.restore()
 
 
-def _of_norms(network: nn.Module) -> Iterator[nn.Parameter]:
-    for module in network.modules():
-        if not isinstance(module, ROUNDED):
-            yield from (parameter for parameter in module.parameters(recurse=False) if parameter.dim() <= 1)
+def _of_norms(network: nn.Module) -> list[nn.Parameter]:
+    norms = (module for module in network.modules() if isinstance(module, _NORMS))
+    return list(dict.fromkeys(parameter for norm in norms for parameter in norm.parameters(recurse=False)))
 
 
 class _Kept:

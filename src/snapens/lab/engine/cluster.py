@@ -23,7 +23,10 @@ import torch
 from ...errors import ArgumentError, SnapensError
 from ...extras import package
 from .. import data
+from ..data.protocol import Data
+from ..recipe.recipe import Recipe
 from . import pack
+from .device import keep_freed_memory
 from .pack import Job
 
 _LOOPBACK = "127.0.0.1"
@@ -47,6 +50,16 @@ class Work:
     """The folder from which the user's own networks are imported."""
     curves: bool = False
     """Whether the errors between snapshots are measured at the end."""
+    check: Callable[[str, Data], object] | None = None
+    """A function of a module, which rejects a data set by its name and content."""
+
+    def load(self, recipe: Recipe) -> Data:
+        """Read the data set of a recipe."""
+        name = recipe.dataset.name
+        found = data.load(name, self.data)
+        if self.check is not None:
+            self.check(name, found)
+        return found
 
 
 class Cluster:
@@ -165,12 +178,14 @@ def _start(ray: Any, folder: str, options: dict[str, Any]) -> None:
 def train_pack(jobs: Sequence[Job], work: Work) -> Failures:
     """In a worker: start or resume the runs of a pack, and train them until the task is cancelled."""
     torch.set_num_threads(work.threads)
+    if work.device == "cpu":
+        keep_freed_memory()
     if work.modules is not None and str(work.modules) not in sys.path:
         sys.path.append(str(work.modules))
     try:
         trainings = pack.prepare(
             pack.unfinished(jobs, curves=work.curves),
-            lambda recipe: data.load(recipe.dataset.name, work.data),
+            work.load,
             torch.device(work.device),
             resume=True,
         )

@@ -9,8 +9,7 @@ original, so that the results are those of autocast; three kernels over all tens
 import torch
 from torch import Tensor, nn
 
-ROUNDED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-"""The modules whose parameters are rounded."""
+_ROUNDED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 class Twin:
@@ -26,7 +25,7 @@ class Twin:
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
         for module, copy in zip(original.modules(), network.modules(), strict=True):
             for name, parameter in module.named_parameters(recurse=False):
-                if isinstance(module, ROUNDED) and uses[id(parameter)] == 1 and parameter.dtype == torch.float32:
+                if isinstance(module, _ROUNDED) and uses[id(parameter)] == 1 and parameter.dtype == torch.float32:
                     rounded = nn.Parameter(parameter.detach().to(torch.bfloat16), parameter.requires_grad)
                     self._originals.append(parameter)
                     self._rounded.append(rounded)

@@ -3,15 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 from .methods import Single, Snapshot
 from .optimizers import SGD
 from .recipe import Budget, Dataset, Network, Recipe
 from .settings import Settings
-
-_FRESH: dict[str, Any] = {"epochs": 90, "lr": 0.1}
-"""What folder-modern needs without pretrained weights."""
 
 
 def demo(seed: int) -> tuple[Recipe, Recipe]:
@@ -46,7 +42,7 @@ def cifar10_modern() -> Settings:
     return replace(cifar100_modern(), dataset="cifar10")
 
 
-def folder_modern() -> Settings:
+def folder_modern(pretrained: bool = True) -> Settings:
     """For your own photos: a ResNet-50 with pretrained weights of timm or torchvision; without these, fresh weights.
 
     The settings are customary ones, not measured ones.
@@ -55,17 +51,12 @@ def folder_modern() -> Settings:
         dataset="folder", cycles=3, decays="weights", warmup_epochs=1, transforms=("mirror", "trivialaugment")
     )
     for library in ("timm", "torchvision"):
-        if find_spec(library) is not None:
+        if pretrained and find_spec(library) is not None:
             return replace(common, network=f"{library}:resnet50", pretrained=True, epochs=15, lr=0.02)
-    return replace(common, network="resnet50", **_FRESH)
+    return replace(common, network="resnet50", epochs=90, lr=0.1)
 
 
-def without_pretrained(settings: Settings) -> Settings:
-    """The settings of a preset for another network, to which its pretrained weights do not belong."""
-    return replace(settings, pretrained=False, **_FRESH) if settings.pretrained else settings
-
-
-PRESETS: dict[str, Callable[[], Settings]] = {
+PRESETS: dict[str, Callable[..., Settings]] = {
     "cifar10-modern": cifar10_modern,
     "cifar100-modern": cifar100_modern,
     "folder-modern": folder_modern,
