@@ -229,6 +229,15 @@ def test_the_rows_of_a_table_are_predicted_and_bad_ones_are_named(folder, capsys
         assert [found[name] for name in names] == pytest.approx(mean.max(-1), abs=1e-5)
 
 
+def test_a_csv_file_is_in_utf_8_whatever_the_encoding_of_the_terminal_is(folder, monkeypatch, tmp_path):
+    shutil.copy(next((tmp_path / "images").rglob("*.png")), tmp_path / "café.png")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert predict("run", "café.png", "--format", "csv") == 0
+    sys.stdout.flush()
+    assert written.getvalue().decode().splitlines()[1].startswith("café.png,")
+
+
 def test_a_run_that_is_not_finished_predicts_with_the_snapshots_that_exist(folder, capsys, tmp_path):
     run = Run(tmp_path / "half")
     run.begin(tiny.recipe(cycles=3), folder[0].data)

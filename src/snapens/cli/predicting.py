@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -137,6 +138,9 @@ def _table() -> Iterator[Any]:
 @contextmanager
 def _csv() -> Iterator[Any]:
     from ..report.formats import csv_lines
+
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # names of files must not be escaped
 
     def write(row: Row) -> None:
         if "error" not in row:
