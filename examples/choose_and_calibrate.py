@@ -1,7 +1,6 @@
 """Fit a combination on held-out data: a temperature for calibrated probabilities, and early exit for easy examples."""
 
 import tempfile
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -41,11 +40,10 @@ ensemble.combination = combine.fit(outputs)
 ensemble.combination.save(folder)
 
 test_outputs = ensemble.outputs(test)
-fitted = ensemble.combination
 for name, combination in (
     ("mean of all members", None),
-    ("with the temperature", replace(fitted, exit_threshold=None)),
-    ("with early exit", fitted),
+    ("with a temperature", combine.fit(outputs, exit_loss=None)),
+    ("with a temperature and early exit", ensemble.combination),
 ):
     found = Prediction.of(test_outputs, combination)
     error, nll, used = found.score.error, found.score.nll, found.used.mean()
