@@ -129,6 +129,14 @@ def test_trained_parameters_that_no_snapshot_stores_are_named_in_a_warning(caplo
     assert warning.startswith(f"no snapshot stores {names}, which the optimizer trains, so they are not part of the")
 
 
+def test_frozen_parameters_in_the_optimizer_cause_no_warning(caplog):
+    """As with AdamW(model.parameters()) and snapshots of the adapters."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    net[0].requires_grad_(False)
+    SnapshotEnsembler(net, sgd(net), SCHEDULE, keep=lambda: {"1.bias": net[1].bias, "1.weight": net[1].weight})
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 @pytest.mark.parametrize("case", ["all held", "the others are frozen", "the others are not stored"])
 def test_parameters_that_are_held_or_frozen_or_not_stored_cause_no_warning(caplog, case):
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))

@@ -57,8 +57,8 @@ def untrained(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -
 def unstored(model: nn.Module, optimizer: Optimizer, stored: Collection[str]) -> None:
     """Warn of parameters that the optimizer trains, but that no snapshot stores."""
     names = {id(tensor): name for name, tensor in tensors(model).items()}
-    held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    trained = {names.get(one, "a parameter that is not in state_dict()") for one in held}
+    held = (parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad)
+    trained = {names.get(id(one), "a parameter that is not in state_dict()") for one in held}
     if lost := sorted(trained - set(stored)):
         log.warning(
             "no snapshot stores %s, which the optimizer trains, so they are not part of the members. Return them from "

@@ -32,7 +32,7 @@ class Loader:
     """
 
     def __init__(self, options: "TrainingOptions", *, keep: bool = False, check: "Check | None" = None) -> None:
-        self._options, self._keep, self._rejects = options, keep, check
+        self._options, self._keep, self._check_data = options, keep, check
         self._unused: dict[str, Data] = {}
 
     def __call__(self, recipe: Recipe) -> "Data":
@@ -95,8 +95,8 @@ class Loader:
         with Download(name) as progress:
             root = data_root(self._options.data)
             found = data.load(name, root, download=self._options.download, progress=progress)
-        if self._rejects is not None:
-            self._rejects(name, found)
+        if self._check_data is not None:
+            self._check_data(name, found)
         return found
 
 

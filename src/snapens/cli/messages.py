@@ -29,7 +29,10 @@ def paragraphs(text: str) -> None:
 
 
 def show(table: Table, *, wrapped: bool = False) -> None:
-    """Print a table of plain texts. Its names and numbers, which users copy, are never cut off."""
+    """Print a table of plain texts. Its names and numbers, which users copy, are never cut off.
+
+    It may be wider than the terminal. With `wrapped`, texts of several words have several lines instead.
+    """
     console = Console(markup=False, highlight=False, emoji=False)
     needed = Console(width=100_000, markup=False, emoji=False).measure(table)
     console.width = max(console.width, needed.minimum if wrapped else needed.maximum)

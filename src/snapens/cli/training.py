@@ -138,7 +138,7 @@ def unfinished(jobs: Jobs, curves: bool) -> Jobs:
 def with_report(paths: Sequence[Path], show: Callable[[], object]) -> None:
     """Write the report of some runs, call `show`, and print the path of the report or why there is none.
 
-    The report exists before anything is printed, because the reader of a pipe may end early.
+    The report exists before anything is printed, because a pipe may be closed early.
     """
     from ..lab.records.run import Run
     from ..report.page import write

@@ -12,11 +12,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from snapens.errors import ArgumentError, MismatchError
 from snapens.lab import nets
+from snapens.lab.engine.ascent import Ascent
 from snapens.lab.engine.feed import Feed
 from snapens.lab.engine.pack import prepare, train
 from snapens.lab.engine.step import TrainingStep
 from snapens.lab.engine.twin import Twin
-from snapens.lab.recipe import Cutout, Mirror
+from snapens.lab.recipe import SAM, Cutout, Mirror
+from snapens.lab.recipe.batch import Batch
 from snapens.lab.records.run import Run
 from snapens.weights import tensors
 
@@ -196,6 +198,20 @@ def test_sam_does_not_move_weights_without_a_gradient():
     step = made(tiny.recipe(network="test_entries:constant", sam=0.5))
     step(0)
     assert not any(tensor.any() for tensor in tensors(step.network).values())  # no gradient at all: nor NaN
+
+
+def test_sam_on_norms_moves_nothing_else_and_a_shared_parameter_once():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.PReLU(), nn.Linear(4, 4), nn.LayerNorm(4))
+    network[4].weight = network[1].weight
+    before, batch = copy.deepcopy(network), Batch(torch.randn(8, 4), torch.zeros(8, 2))
+    with Ascent(network, SAM(0.5, 1, "norms")).uphill(
+        lambda part: network(part.inputs).square().sum().backward(), batch
+    ):
+        moved = {name: (one - before.get_parameter(name)).detach() for name, one in network.named_parameters()}
+        assert {name for name, change in moved.items() if change.any()} == {"1.weight", "1.bias", "4.bias"}
+        assert float(torch.cat(list(map(torch.flatten, moved.values()))).norm()) == pytest.approx(0.5, rel=1e-5)
+    assert all(one.equal(before.get_parameter(name)) for name, one in network.named_parameters())
 
 
 def test_sam_needs_something_to_move():

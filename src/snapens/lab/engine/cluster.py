@@ -51,7 +51,7 @@ class Work:
     curves: bool = False
     """Whether the errors between snapshots are measured at the end."""
     check: Callable[[str, Data], object] | None = None
-    """A function of a module, which rejects a data set by its name and content."""
+    """Rejects a data set by its name and content. It is sent to the workers, so it must be a function of a module."""
 
     def load(self, recipe: Recipe) -> Data:
         """Read the data set of a recipe."""
